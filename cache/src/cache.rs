@@ -531,6 +531,20 @@ impl Cache {
         }
     }
 
+    /// Forgets what the device holds and nothing has pinned. Pages of which the host has a copy stay there; those below
+    /// a page without one are forgotten there too.
+    pub fn clear_device(&mut self) -> Freed {
+        let (device_free, host_free) = (self.device.free(), self.host.free());
+        let evicted = self.device_evicted_pages;
+        self.free_device_pages(usize::MAX);
+        // No page had to make room for another.
+        self.device_evicted_pages = evicted;
+        Freed {
+            device_pages: self.device.free() - device_free,
+            host_pages: self.host.free() - host_free,
+        }
+    }
+
     // ---- events ----
 
     /// Writes the KV events since the last call into `into`, whose memory is used again. The first time,

@@ -286,6 +286,10 @@ impl<D: Device> Driver<D> {
                 let now = self.now();
                 let _ = reply.send(self.scheduler.clear_cache(now));
             }
+            Happening::ClearDevice(reply) => {
+                let now = self.now();
+                let _ = reply.send(self.scheduler.clear_device(now));
+            }
             Happening::CheckDevice(reply) => {
                 if self.steps_in_flight == 0 {
                     self.check_device();

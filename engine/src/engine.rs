@@ -113,6 +113,12 @@ impl Engine {
         self.ask(Happening::ClearCache).await
     }
 
+    /// Forgets every unused page on the device and returns how many pages that freed; `None` once the engine has ended.
+    /// Host and L3 keep their copies.
+    pub async fn clear_device(&self) -> Option<Freed> {
+        self.ask(Happening::ClearDevice).await
+    }
+
     /// Computes with other weights from the next step on: what they are depends on the model
     /// ([`Model::replace_weights`]). Requests that run go on with the tokens that they have, whose KV is computed anew;
     /// nothing that was computed with the old weights is found again, on any tier.

@@ -38,6 +38,7 @@ pub(crate) enum Happening {
         reply: oneshot::Sender<Vec<PageKey>>,
     },
     ClearCache(oneshot::Sender<Freed>),
+    ClearDevice(oneshot::Sender<Freed>),
     /// Replied to after the device was checked.
     CheckDevice(oneshot::Sender<()>),
     ReplaceWeights(WeightsChange),

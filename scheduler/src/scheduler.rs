@@ -505,4 +505,9 @@ impl Scheduler {
     pub fn clear_cache(&mut self) -> Freed {
         self.cache.clear()
     }
+
+    /// Forgets every cached page on the device that no request and no operation holds. Host copies stay.
+    pub fn clear_device(&mut self) -> Freed {
+        self.cache.clear_device()
+    }
 }

@@ -34,6 +34,8 @@ pub enum Seen<'a> {
     WeightsReplaced(&'a str),
     /// What nobody holds was forgotten.
     CacheCleared,
+    /// Unused pages on the device were forgotten.
+    DeviceCleared,
 }
 
 /// Somebody who sees all calls of a scheduler, in their order. It is called between steps, so it must
@@ -136,6 +138,13 @@ impl WatchedScheduler {
     pub fn clear_cache(&mut self, now: Time) -> Freed {
         let freed = self.scheduler.clear_cache();
         self.tell(now, Seen::CacheCleared);
+        freed
+    }
+
+    /// See [`Scheduler::clear_device`].
+    pub fn clear_device(&mut self, now: Time) -> Freed {
+        let freed = self.scheduler.clear_device();
+        self.tell(now, Seen::DeviceCleared);
         freed
     }
 

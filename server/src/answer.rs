@@ -164,6 +164,7 @@ impl Answer {
             match self.generation.as_mut()?.next().await? {
                 Update::Started(hits) => {
                     self.hits = hits;
+                    self.clock.started(hits);
                     if !self.scores_prompt
                         && let Some(prompt) = self.tell_prompt(Vec::new())
                     {

@@ -1,4 +1,4 @@
-//! Forgetting what is cached, for operators.
+//! Cache reset for operators.
 
 use std::sync::Arc;
 
@@ -10,15 +10,22 @@ use serde_json::json;
 use crate::error::{ApiError, json_response};
 use crate::state::State;
 
-/// What the address of a reset says.
+/// Parameters of a reset.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Wish {
-    /// Whether L3 is to be emptied, too.
+    /// Whether the host is cleared too.
+    #[serde(default = "yes")]
+    host: bool,
+    /// Whether L3 is cleared too, which is refused.
     #[serde(default)]
     l3: bool,
 }
 
-/// Forgets what device and host hold and nobody uses. Requests go on as they were.
+fn yes() -> bool {
+    true
+}
+
+/// Forgets unused pages on the device and, unless `host` is false, on the host. Running requests are not affected.
 pub(crate) async fn reset(
     state: Arc<State>,
     headers: &HeaderMap,
@@ -32,14 +39,19 @@ pub(crate) async fn reset(
                        `l3` out, or start the server with another --l3";
         return Err(ApiError::field("l3", message));
     }
-    let freed = state.engine.clear_cache().await.ok_or_else(ApiError::shutting_down)?;
+    let freed = match wish.host {
+        true => state.engine.clear_cache().await,
+        false => state.engine.clear_device().await,
+    };
+    let freed = freed.ok_or_else(ApiError::shutting_down)?;
     let (device_pages, host_pages) = (freed.device_pages, freed.host_pages);
     tracing::info!("cache reset: dropped {device_pages} pages on device and {host_pages} on host");
     let told = json!({ "device_pages": device_pages, "host_pages": host_pages, "l3": "kept" });
     Ok(json_response(StatusCode::OK, &told))
 }
 
-/// This request needs no body, so another site's page could have a browser send it.
+/// Refuses a request that the web page of another site made a browser send. A request without a body needs no
+/// permission from the browser.
 pub(crate) fn check_origin(headers: &HeaderMap) -> Result<(), ApiError> {
     let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
     let named = origin.to_str().ok().and_then(|origin| origin.split_once("://"));

@@ -150,7 +150,6 @@ impl ApiError {
         self.param.as_deref()
     }
 
-    #[cfg(test)]
     pub(crate) fn status(&self) -> StatusCode {
         self.status
     }

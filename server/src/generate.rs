@@ -17,6 +17,7 @@ use crate::auth::Caller;
 use crate::body;
 use crate::echo::Echo;
 use crate::error::{ApiError, json_response};
+use crate::history::History;
 use crate::metrics::AnswerClock;
 use crate::parameters::{Input, Kind, Parameters, Prompt};
 use crate::reply::{Reply, Usage};
@@ -36,8 +37,10 @@ pub(crate) struct Answers {
     pub(crate) count: usize,
     /// What is logged about them is logged in here.
     pub(crate) span: tracing::Span,
-    /// How many answers each prompt has.
+    /// Number of answers per prompt.
     n: usize,
+    /// Counts a stream that ends with an error.
+    pub(crate) history: Arc<History>,
 }
 
 impl Answers {
@@ -174,6 +177,7 @@ async fn submit(
         count,
         span: tracing::Span::current(),
         n: parameters.n as usize,
+        history: state.history.clone(),
     };
     let stop_tokens = stop_tokens(&parameters, model);
     let mut index = 0;
@@ -214,7 +218,8 @@ async fn submit(
         };
         // If those of one prompt are refused, dropping the others calls them off.
         for generation in state.engine.submit_answers(generate, siblings).await? {
-            let clock = AnswerClock::new(state.metrics.latency(), asked_at, prompt_tokens);
+            let (latency, history) = (state.metrics.latency(), state.history.clone());
+            let clock = AnswerClock::new(latency, history, asked_at, prompt_tokens);
             let manner = Manner {
                 stops: parameters.stops.clone(),
                 keeps_stop: choosing.keeps_stop,

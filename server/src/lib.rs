@@ -20,6 +20,7 @@ mod error;
 mod fields;
 mod generate;
 mod gpu;
+mod history;
 mod kv_events;
 mod l3_tier;
 mod launch;

@@ -1,4 +1,4 @@
-//! The page that shows what the server does, and its data.
+//! The web page of the server, and the data that it shows.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -16,12 +16,13 @@ use tokio::time::MissedTickBehavior;
 
 use crate::error::ApiError;
 use crate::gpu::{GpuFigures, GpuWatch};
+use crate::history::Columns;
 use crate::metrics::LatestTimes;
 use crate::state::State;
 
-/// How often viewers are told.
+/// Time between two views.
 const PERIOD: Duration = Duration::from_millis(250);
-/// Nodes of the cache's tree that are shown at the most.
+/// Number of nodes of the cache's tree in a view at most.
 const NODES_MAX: usize = 400;
 
 const HTML: &str = "text/html; charset=utf-8";
@@ -29,7 +30,7 @@ const SCRIPT: &str = "text/javascript; charset=utf-8";
 const STYLE: &str = "text/css; charset=utf-8";
 const PICTURE: &str = "image/svg+xml";
 
-/// Where each file of the page is found, and what it is.
+/// Path, content type and text of each file of the page.
 const FILES: &[(&str, &str, &str)] = &[
     ("/", HTML, include_str!("../web/index.html")),
     ("/page.js", SCRIPT, include_str!("../web/page.js")),
@@ -39,17 +40,22 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/page/book.js", SCRIPT, include_str!("../web/page/book.js")),
     ("/page/dom.js", SCRIPT, include_str!("../web/page/dom.js")),
     ("/page/figures.js", SCRIPT, include_str!("../web/page/figures.js")),
+    ("/page/forget.js", SCRIPT, include_str!("../web/page/forget.js")),
     ("/page/format.js", SCRIPT, include_str!("../web/page/format.js")),
     ("/page/gpu.js", SCRIPT, include_str!("../web/page/gpu.js")),
+    ("/page/guide.js", SCRIPT, include_str!("../web/page/guide.js")),
+    ("/page/history.js", SCRIPT, include_str!("../web/page/history.js")),
     ("/page/kept.js", SCRIPT, include_str!("../web/page/kept.js")),
     ("/page/keys.js", SCRIPT, include_str!("../web/page/keys.js")),
     ("/page/live.js", SCRIPT, include_str!("../web/page/live.js")),
+    ("/page/model_limits.js", SCRIPT, include_str!("../web/page/model_limits.js")),
     ("/page/planting.js", SCRIPT, include_str!("../web/page/planting.js")),
     ("/page/rates.js", SCRIPT, include_str!("../web/page/rates.js")),
     ("/page/requests.js", SCRIPT, include_str!("../web/page/requests.js")),
     ("/page/run_log.js", SCRIPT, include_str!("../web/page/run_log.js")),
     ("/page/runs.js", SCRIPT, include_str!("../web/page/runs.js")),
     ("/page/sources.js", SCRIPT, include_str!("../web/page/sources.js")),
+    ("/page/steps.js", SCRIPT, include_str!("../web/page/steps.js")),
     ("/page/stream.js", SCRIPT, include_str!("../web/page/stream.js")),
     ("/page/tiers.js", SCRIPT, include_str!("../web/page/tiers.js")),
     ("/page/timeline.js", SCRIPT, include_str!("../web/page/timeline.js")),
@@ -58,14 +64,14 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/page/trouble.js", SCRIPT, include_str!("../web/page/trouble.js")),
 ];
 
-/// Adds the page's files to what is served.
+/// Adds routes for the files of the page.
 pub(crate) fn add_files<S: Clone + Send + Sync + 'static>(router: Router<S>) -> Router<S> {
     FILES.iter().fold(router, |router, &(path, content_type, text)| {
         router.route(path, get(move || async move { file(content_type, text) }))
     })
 }
 
-/// A file of the page. What prompts say is shown there, so no script but its own may run.
+/// A file of the page. The page shows texts of prompts, so only its own scripts may run.
 fn file(content_type: &'static str, text: &'static str) -> Response {
     const POLICY: &str = "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'";
     let headers = [
@@ -78,22 +84,25 @@ fn file(content_type: &'static str, text: &'static str) -> Response {
     (headers, text).into_response()
 }
 
-/// What the page is told.
+/// A view as the page gets it.
 #[derive(Serialize)]
-struct Picture {
+struct Picture<'a> {
     #[serde(flatten)]
     view: View,
-    /// Whether all nodes of the tree are told, not only the first.
+    /// Whether the tree is complete, not only its first nodes.
     tree_is_whole: bool,
     latency: LatestTimes,
+    history: Columns,
+    /// Differs after a restart of the server.
+    instance: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     gpu: Option<GpuFigures>,
 }
 
-/// Tells a viewer how things stand until it goes away or the engine ends.
+/// Sends views until the viewer disconnects or the engine ends.
 ///
 /// # Errors
-/// When there are viewers enough.
+/// When there are too many viewers.
 pub(crate) fn events(state: Arc<State>) -> Result<Response, ApiError> {
     let permit = state
         .viewers
@@ -109,7 +118,9 @@ pub(crate) fn events(state: Arc<State>) -> Result<Response, ApiError> {
         let gpu = state.gpu.as_ref().and_then(GpuWatch::figures);
         let tree_is_whole = view.tree.len() < NODES_MAX;
         let latency = state.metrics.latency().latest();
-        let picture = Picture { view, tree_is_whole, latency, gpu };
+        let history = state.history.columns();
+        let instance = &state.instance;
+        let picture = Picture { view, tree_is_whole, latency, history, instance, gpu };
         let json = serde_json::to_string(&picture).ok()?;
         Some((Ok::<_, Infallible>(Event::default().data(json)), (state, ticks, permit)))
     });

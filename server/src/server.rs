@@ -25,6 +25,7 @@ use crate::connections;
 use crate::error::{ApiError, json_response};
 use crate::generate;
 use crate::gpu::GpuWatch;
+use crate::history;
 use crate::kv_events::KvTeller;
 use crate::metrics::{self, Moment};
 use crate::page;
@@ -186,6 +187,7 @@ fn router(state: Arc<State>) -> Router {
         .fallback(async |uri: Uri| ApiError::no_such_path(uri.path()))
         .method_not_allowed_fallback(async || ApiError::method_not_allowed())
         .layer(middleware::from_fn_with_state(state.local_names_only, check_host))
+        .layer(middleware::from_fn_with_state(state.history.clone(), history::count))
         .layer(middleware::from_fn(request_id::name))
         .with_state(state)
 }

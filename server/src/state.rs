@@ -1,4 +1,4 @@
-//! What all requests share.
+//! State that all requests share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,21 +12,23 @@ use crate::auth::Gate;
 use crate::config::{Config, Limits};
 use crate::error::ApiError;
 use crate::gpu::GpuWatch;
+use crate::history::History;
 use crate::metrics::Metrics;
+use crate::parameters::random;
 use crate::planting::Planting;
 use crate::salts::RecentSalts;
 use crate::served_model::ServedModel;
 use crate::share::Shares;
 use crate::structured::Grammars;
 
-/// What all requests share.
+/// State that all requests share.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) engine: Engine,
     pub(crate) gpu: Option<GpuWatch>,
-    /// Where wrong pages are asked for, on a server that plants them.
+    /// Requests for wrong pages, on a server that plants them.
     pub(crate) planting: Option<Planting>,
-    /// Who tells routers what the cache holds.
+    /// Publishes changes of the cache to routers.
     pub(crate) kv_events: Option<Arc<Publisher>>,
     pub(crate) model: ServedModel,
     pub(crate) grammars: Grammars,
@@ -40,9 +42,13 @@ pub(crate) struct State {
     pub(crate) parsers: Semaphore,
     /// A permit for each viewer of the page.
     pub(crate) viewers: Arc<Semaphore>,
-    /// Whether only names of this machine are answered to.
+    /// Whether only requests to names of this machine are accepted.
     pub(crate) local_names_only: bool,
     pub(crate) metrics: Metrics,
+    /// Counts of the last minutes, for the page.
+    pub(crate) history: Arc<History>,
+    /// Identifies this run of the server, so that the page notices a restart.
+    pub(crate) instance: String,
     closing: AtomicBool,
 }
 
@@ -71,17 +77,19 @@ impl State {
             viewers: Arc::new(Semaphore::new(limits.viewers_max)),
             limits,
             local_names_only,
+            history: Arc::default(),
+            instance: format!("{:016x}", random()),
             closing: AtomicBool::new(false),
         }
     }
 
-    /// Takes no more requests.
+    /// Refuses requests from this moment on.
     pub(crate) fn close(&self) {
         self.closing.store(true, Ordering::Relaxed);
     }
 
     /// # Errors
-    /// When no more requests are taken.
+    /// When the server takes no more requests.
     pub(crate) fn check_open(&self) -> Result<(), ApiError> {
         if let Some(reason) = self.engine.failure() {
             return Err(ApiError::device_lost(reason));

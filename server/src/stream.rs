@@ -73,9 +73,10 @@ impl Chunks {
                     answers.span.in_scope(|| {
                         tracing::warn!("a completion ended without a result: {reason:?}")
                     });
+                    let error = ApiError::unfinished(reason);
+                    answers.history.response(error.status());
                     self.answers = None;
-                    let error = ApiError::unfinished(reason).json();
-                    self.ready.push_back(Event::default().data(error.to_string()));
+                    self.ready.push_back(Event::default().data(error.json().to_string()));
                 }
                 None => {
                     if self.tells_usage != TellsUsage::Never {

@@ -1,4 +1,4 @@
-// The modules of the page that know nothing of the page.
+// The modules of the page that do not depend on the document.
 
 import assert from "node:assert/strict";
 import { join } from "node:path";
@@ -6,26 +6,28 @@ import { test } from "node:test";
 import { pathToFileURL } from "node:url";
 
 const load = (name) => import(pathToFileURL(join(process.env.PAGE, name)).href);
-const { longExample, rightAnswer, verdictOn } = await load("book.js");
-const { tokensAsText, bytes, percent } = await load("format.js");
+const { EXAMPLE_QUESTION, MORE_QUESTIONS, exampleBook, promptOf, rightAnswer, verdictOn } = await load("book.js");
+const { tokensAsText, bytes, percent, seconds, several } = await load("format.js");
 const { GpuFigures } = await load("gpu.js");
+const { chartsOf } = await load("history.js");
 const { Rate } = await load("rates.js");
-const { RunLog, timesAsFast } = await load("run_log.js");
+const { RunLog, sameness, timesAsFast } = await load("run_log.js");
 const { bySource } = await load("sources.js");
+const { guideOf } = await load("steps.js");
 const { eventsOf } = await load("stream.js");
-const { axisOf, segmentsOf } = await load("timeline.js");
+const { TimeAxis, segmentsOf } = await load("timeline.js");
 const { layOut } = await load("tree_layout.js");
 
 const PAGE_SIZE = 4;
 
-/** A node as the server tells it. */
+/** A node of a view. */
 function node(parent, startPage, pages, token, more = {}) {
   const tokens = pages > 0 ? Array(PAGE_SIZE).fill(token) : [];
   const held = { on_device: true, on_host: false, in_l3: false, moving: false, device_pins: 0, host_pins: 0 };
   return { parent, namespace: "00", start_page: startPage, pages, tokens, ...held, ...more };
 }
 
-/** A root with a run and so many branches behind it, of which some are pinned. */
+/** A root, a run and branches behind it, some of them pinned. */
 function fan(branches, pinned = []) {
   const tree = [node(null, 0, 0, 0), node(0, 0, 8, 1)];
   for (let branch = 0; branch < branches; branch += 1) {
@@ -38,18 +40,33 @@ function request(id, state, ...moments) {
   return { id, state, timeline: moments.map(([at_us, state]) => ({ at_us, state })) };
 }
 
-test("the book says what the right answer is", () => {
-  const prompt = longExample();
-  assert.ok(prompt.length > 3500 && prompt.length < 4000, "it fits into what the model was trained on");
+test("the right answer to the example is in its book", () => {
+  const prompt = promptOf(exampleBook(), EXAMPLE_QUESTION);
+  assert.ok(prompt.length > 3500 && prompt.length < 4000, "the model was trained on this length");
   const { text, at } = rightAnswer(prompt);
   assert.ok(prompt.includes(`Row 17: `) && prompt.slice(at).startsWith(`${text}.\n`));
   assert.match(prompt.slice(0, at), /\nRow 17: [a-z]+, kept by $/);
   assert.equal(verdictOn(prompt, `${text}\n`), "right");
   assert.equal(verdictOn(prompt, `${text}e`), "wrong");
   assert.equal(verdictOn(prompt, ""), "wrong");
+  for (const question of MORE_QUESTIONS) assert.ok(rightAnswer(promptOf(exampleBook(), question)), question);
 });
 
-test("other questions have other answers, or none that the book knows", () => {
+test("a copy of the example begins with another line and has the same answer", () => {
+  const [one, other] = [1, 12345].map((copy) => exampleBook(copy));
+  assert.ok(one.endsWith(exampleBook()) && other.endsWith(exampleBook()));
+  assert.notEqual(one.slice(0, 12), other.slice(0, 12));
+  assert.equal(rightAnswer(promptOf(other, EXAMPLE_QUESTION)).text, rightAnswer(promptOf(exampleBook(), EXAMPLE_QUESTION)).text);
+});
+
+test("the prompt is the book and, on a line below it, the question", () => {
+  assert.equal(promptOf("a book\n", "Who?"), "a book\nWho?\n");
+  assert.equal(promptOf("a book", " Who? "), "a book\nWho?\n");
+  assert.equal(promptOf("", "Who?"), "Who?\n");
+  assert.equal(promptOf("a book", " "), "a book");
+});
+
+test("other questions have other answers, or none in the book", () => {
   const book = "Row 7: figs, kept by Ada Finch.\nRow 17: flax, kept by Otto Reed.\n";
   const answers = {
     "What grows in row 7?": "figs",
@@ -65,7 +82,7 @@ test("other questions have other answers, or none that the book knows", () => {
   assert.equal(verdictOn("Once upon a time", "there was"), "");
 });
 
-test("a run is as tall as what continues it and stands to its left", () => {
+test("a run is as tall as its continuations and on their left", () => {
   const { boxes, rows } = layOut(fan(3), PAGE_SIZE, 10);
   const [run, ...branches] = boxes;
   assert.equal(rows, 3);
@@ -74,7 +91,7 @@ test("a run is as tall as what continues it and stands to its left", () => {
   assert.ok(branches.every(({ left }) => Math.abs(left - run.width) < 1e-9));
 });
 
-test("what finds no room is folded and counted, and who is pinned is shown", () => {
+test("branches without space are folded and counted, pinned ones are drawn", () => {
   const { boxes, rows } = layOut(fan(40, [33, 39]), PAGE_SIZE, 6);
   const folded = boxes.filter((box) => box.folded);
   assert.equal(rows, 6);
@@ -82,16 +99,16 @@ test("what finds no room is folded and counted, and who is pinned is shown", () 
   assert.deepEqual(folded.map((box) => box.folded), [{ nodes: 35, pages: 35, isOpen: false }]);
 });
 
-test("what is folded can be opened, level by level, and folded again", () => {
+test("folded branches unfold level by level, and fold again", () => {
   const tree = fan(40);
-  // Each of the branches goes on in two ways.
+  // Each branch has two continuations.
   for (let branch = 0; branch < 40; branch += 1) {
     tree.push(node(2 + branch, 9, 1, 100 + branch), node(2 + branch, 9, 1, 200 + branch));
   }
   const opened = new Set();
   for (;;) {
     const { boxes, rows, nodes } = layOut(tree, PAGE_SIZE, 6, opened);
-    assert.equal(nodes, 121, "however many are drawn, so many there are");
+    assert.equal(nodes, 121, "the number of nodes does not depend on what is drawn");
     const hidden = boxes.filter((box) => box.folded && !box.folded.isOpen);
     const drawn = boxes.filter((box) => box.view).length;
     assert.equal(drawn + hidden.reduce((sum, box) => sum + box.folded.nodes, 0), nodes);
@@ -99,23 +116,23 @@ test("what is folded can be opened, level by level, and folded again", () => {
       for (const other of boxes.slice(index + 1)) assert.ok(!overlap(one, other));
     }
     if (hidden.length === 0) {
-      assert.ok(rows > 6, "what is opened takes rows of its own");
+      assert.ok(rows > 6, "unfolded branches take additional rows");
       break;
     }
     for (const box of hidden) opened.add(box.key);
   }
   assert.ok(opened.size > 1, "there were several levels");
   const [{ key }] = layOut(tree, PAGE_SIZE, 6).boxes.filter((box) => box.folded);
-  assert.ok(opened.has(key), "the first box that was opened keeps its name, and folds it all again");
+  assert.ok(opened.has(key), "the first box that was opened keeps its key, and folds all again");
 });
 
-test("a run of several nodes counts as the one box that it is", () => {
+test("a run of several nodes counts as one box", () => {
   const chain = [node(null, 0, 0, 0), node(0, 0, 1, 1), node(1, 1, 2, 2), node(2, 3, 4, 3)];
   const { boxes, nodes } = layOut(chain, PAGE_SIZE, 9);
   assert.deepEqual([boxes.length, nodes], [1, 1]);
 });
 
-test("what is folded behind a run keeps its name when the run is told apart", () => {
+test("a folded box behind a run keeps its key when the run is separated", () => {
   const run = (pins) => [node(null, 0, 0, 0), node(0, 0, 1, 1, { device_pins: pins }), node(1, 1, 2, 2)];
   const branches = Array.from({ length: 9 }, (_, branch) => node(2, 3, 1, 10 + branch));
   const foldOf = (tree) => layOut(tree, PAGE_SIZE, 3).boxes.find((box) => box.folded).key;
@@ -134,7 +151,7 @@ test("boxes never take more rows than there are and never overlap", () => {
   }
 });
 
-test("a run in several nodes is one box, unless something tells them apart", () => {
+test("a run of several nodes is one box, unless the nodes differ", () => {
   const chain = [node(null, 0, 0, 0), node(0, 0, 1, 1), node(1, 1, 2, 2), node(2, 3, 4, 3, { device_pins: 1 })];
   const { boxes } = layOut([...chain, node(3, 7, 1, 4), node(3, 7, 1, 5)], PAGE_SIZE, 9);
   assert.deepEqual(boxes.map(({ view }) => [view.pages, view.nodes ?? 1]), [[3, 2], [4, 1], [1, 1], [1, 1]]);
@@ -149,17 +166,32 @@ test("a node that is split keeps its key", () => {
   assert.equal(split.boxes[0].key, whole.boxes[0].key);
 });
 
-test("time in which nobody was there takes little of the axis", () => {
+test("time without requests takes little of the axis", () => {
   const early = request(1, "Finished", [0, "Submitted"], [100, "Finished"]);
   const late = request(2, "Finished", [1_000_000, "Submitted"], [1_000_100, "Finished"]);
-  const axis = axisOf([late, early], 9_000_000);
-  assert.equal(axis(0), 0);
-  assert.ok(Math.abs(axis(1_000_100) - 1) < 1e-9);
-  assert.ok(axis(1_000_000) - axis(100) < 0.05);
-  assert.ok(Math.abs(axis(100) - (1 - axis(1_000_000))) < 1e-9, "both took equally long");
+  const axis = new TimeAxis([late, early], 9_000_000);
+  assert.equal(axis.at(0), 0);
+  assert.ok(Math.abs(axis.at(1_000_100) - 1) < 1e-9);
+  assert.ok(axis.at(1_000_000) - axis.at(100) < 0.05);
+  assert.ok(Math.abs(axis.at(100) - (1 - axis.at(1_000_000))) < 1e-9, "both took equally long");
 });
 
-test("the state of a living request lasts until now", () => {
+test("the ticks of the axis are round times without the cuts", () => {
+  const early = request(1, "Finished", [0, "Submitted"], [2_000_000, "Finished"]);
+  const late = request(2, "Finished", [60_000_000, "Submitted"], [64_000_000, "Finished"]);
+  const axis = new TimeAxis([early, late], 90_000_000);
+  assert.deepEqual(axis.ticks(5).map(({ ms }) => ms), [0, 2000, 4000, 6000]);
+  const places = axis.ticks(5).map(({ place }) => place);
+  assert.equal(places[0], 0);
+  assert.ok(Math.abs(places[2] - axis.at(62_000_000)) < 1e-9 && Math.abs(places[3] - 1) < 1e-9);
+  assert.deepEqual(new TimeAxis([], 0).ticks(5), []);
+  for (let busyUs = 1; busyUs < 1e12; busyUs *= 3) {
+    const ticks = new TimeAxis([request(1, "Finished", [0, "Submitted"], [busyUs, "Finished"])], 0).ticks(5);
+    assert.ok(ticks.length >= 2 && ticks.length <= 6, `${ticks.length} ticks in ${busyUs} us`);
+  }
+});
+
+test("the state of a running request lasts until now", () => {
   const living = request(1, "Decoding", [0, "Submitted"], [10, "Decoding"]);
   assert.deepEqual(segmentsOf(living, 50), [
     { state: "Submitted", beginUs: 0, endUs: 10 },
@@ -167,7 +199,7 @@ test("the state of a living request lasts until now", () => {
   ]);
 });
 
-test("a rate forgets what is long ago, and another server's counters", () => {
+test("a rate forgets old samples, and the counters of another server", () => {
   const rate = new Rate();
   for (let second = 0; second <= 10; second += 1) rate.add(second * 1e6, second < 5 ? second * 100 : 400);
   assert.equal(rate.perSecond, 0);
@@ -178,9 +210,11 @@ test("a rate forgets what is long ago, and another server's counters", () => {
 });
 
 /** A run of 1,000 prompt tokens. */
-function run(firstTokenMs, hits, prompt = "a prompt") {
+function run(firstTokenMs, hits, more = {}) {
   const { device = 0, host = 0, l3 = 0 } = hits;
-  return { prompt, model: "a model", firstTokenMs, tokens: bySource(1000, device, host, l3) };
+  const settings = { maxTokens: 24, temperature: 0 };
+  const about = { prompt: "a prompt", model: "a model", settings, answer: "an answer", instance: "one" };
+  return { ...about, firstTokenMs, tokens: bySource(1000, device, host, l3), ...more };
 }
 
 test("a run is compared with computing its prompt, not with the last hit", () => {
@@ -192,31 +226,119 @@ test("a run is compared with computing its prompt, not with the last hit", () =>
   assert.equal(add(3000, {}), null, "computing is compared with nothing");
   assert.equal(add(30, { device: 990 }), 100);
   assert.equal(add(600, { l3: 990 }), 5);
-  assert.equal(add(600, { l3: 990 }, "another prompt"), null);
+  assert.equal(add(600, { l3: 990 }, { prompt: "another prompt" }), null);
   for (let again = 0; again < 9; again += 1) assert.equal(add(60, { host: 990 }), 50, "even if run 1 is not shown any more");
-  assert.deepEqual(log.all.map(({ number }) => number), [13, 12, 11, 10]);
+  assert.deepEqual(log.all.map(({ number }) => number), [13, 12, 11, 10, 9, 8]);
   assert.equal(add(1000, { device: 100 }), null, "it was computed again");
   assert.equal(add(100, { device: 500 }), 10, "the latest computing counts");
 });
 
-test("steps of the tour are ticked off by what happened, over a reload", () => {
-  let log = new RunLog();
-  assert.deepEqual([log.steps, log.isTourOver], [[false, false, false], false]);
-  log.add(run(3000, {}));
-  assert.deepEqual(log.steps, [true, false, false]);
-  log.add(run(3000, { device: 500 }));
-  assert.deepEqual(log.steps, [true, false, false], "half of a prompt is no step");
-  log = new RunLog(JSON.parse(JSON.stringify(log)));
-  log.add(run(600, { l3: 990 }));
-  assert.deepEqual(log.steps, [true, false, true]);
-  log.add(run(30, { device: 990 }));
-  assert.deepEqual([log.steps, log.isTourOver], [[true, true, true], false], "the last tick is seen");
-  log.add(run(30, { device: 990 }));
-  assert.equal(log.isTourOver, true);
-  assert.equal(timesAsFast(log.latest), 100);
+test("an answer is compared with the first one that was computed", () => {
+  const log = new RunLog();
+  const add = (...about) => {
+    log.add(run(...about));
+    return sameness(log.latest);
+  };
+  assert.equal(add(30, { device: 990 }), "", "it was never computed here");
+  assert.equal(add(3000, {}, { answer: "Ada" }), "", "this is the one");
+  assert.equal(add(30, { device: 990 }, { answer: "Ada" }), "same");
+  assert.equal(add(30, { l3: 990 }, { answer: "Eve" }), "different");
+  assert.equal(add(3000, {}, { answer: "Eve" }), "different", "computed again");
+  assert.equal(add(30, { host: 990 }, { answer: "Ada" }), "same", "the first one counts");
+  assert.equal(add(30, { device: 990 }, { answer: "A", settings: { maxTokens: 1, temperature: 0 } }), "", "a shorter answer");
+  const sampled = { settings: { maxTokens: 24, temperature: 1 } };
+  assert.equal(add(3000, {}, sampled), "");
+  assert.equal(add(30, { device: 990 }, { ...sampled, answer: "Eve" }), "", "samples differ");
 });
 
-/** A view of a server with a GPU, so many seconds after it started. */
+/** A server on which each step is possible. */
+const SERVER = { isLocked: false, instance: "one", hasHost: true, hasL3: true, isOnDisk: true, isCopying: false };
+
+test("the guide goes from step to step, over a reload", () => {
+  let log = new RunLog();
+  const guide = (server = SERVER) => guideOf(log, server, "a prompt");
+  const states = () => guide().steps.map(({ state }) => state);
+  const next = (server) => guide(server).next.name;
+  assert.deepEqual([states(), next()], [["next", "later", "later", "later", "later"], "send"]);
+  log.add(run(3000, {}));
+  assert.deepEqual([states(), next()], [["done", "next", "later", "later", "later"], "send-again"]);
+  log.add(run(3000, { device: 500 }));
+  assert.deepEqual(states(), ["done", "next", "later", "later", "later"], "half of a prompt completes no step");
+  log.add(run(30, { device: 990 }));
+  assert.deepEqual([states(), next()], [["done", "done", "next", "later", "later"], "device"]);
+  assert.match(guide({ ...SERVER, isCopying: true }).next.hint, /Wait/);
+  log.forget("device");
+  log = new RunLog(JSON.parse(JSON.stringify(log)));
+  assert.equal(next(), "send-again");
+  log.add(run(60, { host: 990 }));
+  assert.deepEqual([states(), next()], [["done", "done", "done", "next", "later"], "device-and-host"]);
+  log.forget("device");
+  assert.equal(next(), "device-and-host", "the host still has it");
+  log.forget("device-and-host");
+  log.forget("device");
+  assert.equal(next(), "send-again");
+  log.add(run(600, { l3: 990 }));
+  assert.deepEqual([states(), next()], [["done", "done", "done", "done", "next"], "restart"]);
+  assert.equal(guide().next.isPossible, false);
+  assert.equal(next({ ...SERVER, instance: "two" }), "send-again");
+  log.add(run(600, { l3: 990 }, { instance: "two" }));
+  assert.deepEqual([states(), next()], [["done", "done", "done", "done", "done"], "over"]);
+  log.restartGuide();
+  assert.deepEqual([states(), next()], [["next", "later", "later", "later", "later"], "new-example"], "the book is cached");
+  assert.equal(guideOf(log, SERVER, "a copy").next.name, "send");
+});
+
+test("steps can be taken in another order", () => {
+  const log = new RunLog();
+  log.add(run(30, { device: 990 }));
+  assert.equal(guideOf(log, SERVER, "a prompt").next.name, "new-example", "nothing had to be computed");
+  log.add(run(3000, {}));
+  log.forget("device-and-host");
+  assert.match(guideOf(log, SERVER, "a prompt").next.hint, /L3/, "the host is empty, too");
+  log.add(run(600, { l3: 990 }));
+  const { steps, next } = guideOf(log, SERVER, "a prompt");
+  assert.deepEqual([steps.map(({ state }) => state), next.name], [["done", "done", "next", "done", "later"], "device"]);
+});
+
+test("steps that a server cannot show are left out, and say why", () => {
+  const log = new RunLog();
+  log.add(run(3000, {}));
+  log.add(run(30, { device: 990 }));
+  const absent = (server) => guideOf(log, { ...SERVER, ...server }, "a prompt").steps.flatMap(({ obstacle }) => obstacle ?? []);
+  assert.deepEqual(absent({}), []);
+  assert.deepEqual(absent({ hasHost: false }), ["this server has no host tier"]);
+  assert.deepEqual(absent({ isOnDisk: false }), ["this server has no L3 on disk"]);
+  assert.deepEqual(absent({ hasL3: false, isOnDisk: false }), ["this server has no L3", "this server has no L3 on disk"]);
+  assert.equal(guideOf(log, { ...SERVER, hasHost: false, hasL3: false }, "a prompt").next.name, "over");
+  assert.deepEqual(absent({ isLocked: true }), ["needs the operator's key", "needs the operator's key"]);
+  log.add(run(600, { l3: 990 }, { instance: null }));
+  assert.ok("restart" in log.steps, "without the key only a restart empties device and host");
+});
+
+test("the history shows sources as shares and errors as numbers", () => {
+  const none = [0, 0, 0, 0];
+  const history = {
+    bucket_s: 5,
+    prompt_tokens: [0, 100, 200, 0],
+    device: [0, 50, 0, 0],
+    host: [0, 0, 100, 0],
+    l3: [0, 0, 50, 0],
+    busy: [0, 0, 3, 7],
+    client_errors: [1, 0, 0, 0],
+    server_errors: [0, 0, 0, 1],
+  };
+  const [hits, errors] = chartsOf(history);
+  assert.deepEqual(hits.series.map(({ label, value }) => `${label} ${value}`), ["device 17 %", "host 33 %", "L3 17 %", "computed 33 %"]);
+  assert.deepEqual(hits.bars.map(({ parts }) => parts.map(({ share }) => share)), [none, [0.5, 0, 0, 0.5], [0, 0.5, 0.25, 0.25], none]);
+  assert.equal(hits.summary, "300 prompt tokens: device 17 %, host 33 %, L3 17 %, computed 33 %");
+  assert.equal(errors.summary, "5xx: 1 request, other 4xx: 1 request, 429: 10 requests");
+  assert.deepEqual([errors.top, errors.bars[3].parts.map(({ share }) => share)], ["8 requests", [0.125, 0, 0.875]]);
+  const quiet = { ...history, prompt_tokens: none, device: none, host: none, l3: none, busy: none, server_errors: none };
+  assert.deepEqual(chartsOf(quiet).map(({ top }) => top), ["100 %", "4 requests"]);
+  assert.deepEqual(chartsOf(quiet)[0].series.map(({ value }) => value), ["–", "–", "–", "–"]);
+});
+
+/** A view of a server with a GPU, `second` seconds after its start. */
 function gpuView(second, more = {}) {
   const link = { bytes: 0, busy_us: 0, by_kernel: 0, by_batch: 0, failed: 0, pages_compared: 0, pages_corrupt: 0 };
   const toDevice = { ...link, bytes: second * 3 * 2 ** 30, busy_us: second * 250_000, by_kernel: 8, by_batch: 1 };
@@ -241,15 +363,15 @@ test("the speeds of a GPU's link and its waits are those of the last seconds", (
   assert.match(said[2].hint, /busy 25 % of the time; 6.0 GiB so far, 8 parts by kernel and 1 by copy engines/);
 });
 
-test("nothing is said of a GPU that is not there, and trouble is", () => {
+test("a GPU has figures only where there is one, and its failures are shown", () => {
   const { gpu: _, ...withoutGpu } = gpuView(1);
   assert.deepEqual(new GpuFigures().after(withoutGpu), []);
   const trouble = (more) => new GpuFigures().after(gpuView(1, more)).slice(4).map(({ value, isTrouble }) => [value, isTrouble]);
-  assert.deepEqual(trouble({ pages_compared: 9 }), [["9, 0 corrupt", false]]);
-  assert.deepEqual(trouble({ pages_compared: 9, pages_corrupt: 1, failed: 2 }), [["9, 1 corrupt", true], ["2", true]]);
+  assert.deepEqual(trouble({ pages_compared: 9 }), [["9 pages, 0 corrupt", false]]);
+  assert.deepEqual(trouble({ pages_compared: 9, pages_corrupt: 1, failed: 2 }), [["9 pages, 1 corrupt", true], ["2 copies", true]]);
 });
 
-test("events are found however their bytes are cut", async () => {
+test("events are read however their bytes are split", async () => {
   const text = 'data: {"é": 1}\n\n: nothing\n\ndata: a\ndata: b\r\n\r\ndata: [DONE]\n\n';
   for (const size of [1, 2, 3, 7, 100]) {
     const seen = [];
@@ -263,9 +385,11 @@ test("numbers are short and have a unit", () => {
   assert.equal(bytes(256 << 20), "256 MiB");
   assert.equal(percent(0.0123), "1.2 %");
   assert.equal(percent(1), "100 %");
+  assert.deepEqual([40, 1910, 12_500, 125_000].map(seconds), ["0.04 s", "1.91 s", "12.5 s", "125 s"]);
+  assert.deepEqual([1, 2].map((number) => several(number, "copy", "copies")), ["1 copy", "2 copies"]);
 });
 
-// This one is last: a token that is no byte is remembered.
+// This test is last, because the module remembers a token that is no byte.
 test("tokens are text as long as all of them are bytes", () => {
   assert.equal(tokensAsText([256, ...Buffer.from("a\né")]), "‹begin›a⏎é");
   assert.equal(tokensAsText([0xc3]), "·");
@@ -287,7 +411,7 @@ function inPieces(whole, size) {
   });
 }
 
-/** A tree drawn from a seed: breadth first, as the server tells it. */
+/** A random tree from a seed: breadth first, as in a view. */
 function randomTree(seed) {
   let state = seed;
   const random = (below) => {

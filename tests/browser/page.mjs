@@ -1,6 +1,6 @@
-// A newcomer's two minutes with the page: a prompt is computed, then found on the device, then, after the
-// server was restarted, found in L3. Says what it sees; whatever is otherwise ends it with an error and a
-// picture.
+// A newcomer's first minutes with the page, step by step as its guide says: a prompt is computed, found on the device, on
+// the host, in L3, and in L3 after a restart of the server. Prints what it sees. A difference ends it with an error and a
+// screenshot.
 
 import assert from "node:assert/strict";
 import { mkdtemp, rm } from "node:fs/promises";
@@ -15,8 +15,12 @@ const { chromium } = createRequire(join(MODULES, "here.js"))("playwright-core");
 
 /** The server may be slow on a busy machine; nothing here is about speed. */
 const PATIENCE_MS = 60_000;
-/** Typed before the example. If data ever became markup, this would be found as an element. */
+/** Typed before the example. If data became markup, this would be an element. */
 const MARKUP = '<i id="markup">typed</i> ';
+
+/** Completions that the server takes at a time. */
+const REQUESTS_MAX = 8;
+const SETTINGS = ["--requests-max", String(REQUESTS_MAX)];
 
 const complaints = [];
 let serverIsThere = true;
@@ -27,7 +31,7 @@ function saw(what) {
   console.log(`saw: ${what}`);
 }
 
-/** A page that takes down whatever the browser complains about. */
+/** A page that collects all complaints of the browser. */
 async function openPage(browser, address, prepare = async () => {}) {
   const page = await browser.newPage({ viewport: { width: 1280, height: 800 } });
   page.setDefaultTimeout(PATIENCE_MS);
@@ -52,16 +56,19 @@ async function openPage(browser, address, prepare = async () => {}) {
 }
 
 async function typePrompt(page) {
+  assert.equal(await page.inputValue("#question"), "Who keeps row 17?", "the question is filled in");
+  assert.ok((await page.inputValue("#book")).length > 3000, "the book is filled in");
+  await page.fill("#book", "");
   await page.click("#long-example");
-  await page.locator("#prompt").press("Control+Home");
-  await page.locator("#prompt").pressSequentially(MARKUP);
+  await page.locator("#book").press("Control+Home");
+  await page.locator("#book").pressSequentially(MARKUP);
   await page.fill("#max-tokens", "24");
 }
 
-/** Sends what is in the box; says where the KV of the prompt came from. */
-async function send(page) {
+/** Sends the form, by default with its button; returns where the KV of the prompt came from. */
+async function send(page, button = "#send") {
   runs += 1;
-  await page.click("#send");
+  await page.click(button);
   await page.waitForSelector(`#kv-source[data-run="${runs}"]`);
   await page.waitForSelector("#send:enabled");
   const source = page.locator("#kv-source");
@@ -73,7 +80,7 @@ async function send(page) {
   for (const name of ["device", "host", "l3", "computed", "first-token-ms"]) {
     tokens[name] = Number(await source.getAttribute(`data-${name}`));
   }
-  return { ...tokens, answer };
+  return { ...tokens, answer, sameness: await source.getAttribute("data-sameness") };
 }
 
 async function tiersAndTreeAppear(page) {
@@ -90,11 +97,113 @@ async function tiersAndTreeAppear(page) {
   assert.equal(Number(summary.match(/^\d+/)[0]), await nodes.count(), `as many nodes as are drawn: ${summary}`);
   saw(`tree: ${summary}`);
   // The page draws the end of a request a moment after its answer.
-  await page.locator("#requests li .state").first().filter({ hasText: "finished" }).waitFor();
+  await page.locator("#requests tbody .status").first().filter({ hasText: "finished" }).waitFor();
   assert.ok((await page.locator("#requests .life .Decoding").count()) >= 2, "both lives are drawn");
 }
 
-/** Where a wide window is low, panels scroll; nothing in them is squeezed into what is next to it. */
+/** Each number has a unit, and the requests have headers and a scale in seconds. */
+async function numbersHaveUnits(page) {
+  const figures = await page.locator("#figures > div:not(.wide)").evaluateAll((all) =>
+    all.map((figure) => [figure.querySelector("dt").innerText, figure.querySelector("dd").innerText]),
+  );
+  assert.equal(figures.length, 5);
+  for (const [name, value] of figures) {
+    assert.match(value, /^[\d.,]+(, [\d.,]+ (tokens\/s|requests)| m?s [\d.,]+ m?s| % of step time)$/, `${name}: ${value}`);
+  }
+  assert.ok(figures.some(([name]) => name === "overhead: scheduler, engine"), "the overhead is explained");
+  for (const rate of await page.locator(".flow .rate").allInnerTexts()) {
+    assert.match(rate, /^([\d.,]+K? pages?|[\d.,]+ pages? in flight|[\d.,]+ pages?\/s)$/);
+  }
+  const headers = await page.locator("#requests th").evaluateAll((all) => all.map(({ firstChild }) => firstChild.textContent));
+  assert.deepEqual(headers, ["request", "state", "prompt + new tokens", "KV from", "total time", "seconds, without idle time"]);
+  const took = await page.locator("#requests tbody .took").allInnerTexts();
+  assert.ok(took.length >= 2 && took.every((text) => /^\d+(\.\d+)? s$/.test(text)), `seconds: ${took}`);
+  const ticks = await page.locator("#time-axis span").allInnerTexts();
+  assert.ok(ticks.length >= 2 && ticks.every((text) => /^\d+(\.\d+)? s$/.test(text)), `the scale: ${ticks}`);
+  assert.equal(ticks[0], "0.00 s");
+  saw(`the scale of the requests: ${ticks.join(", ")}`);
+}
+
+/** The history shows prompts, a refused request and a wrong one; a failure is shown on a page with a view that has one. */
+async function showsHistory(page) {
+  const legend = (chart) => page.locator(`#history .${chart} .legend`).innerText();
+  assert.match(await legend("hits"), /device: [\d.]+ %\s+host: 0 %\s+L3: 0 %\s+computed: [\d.]+ %/);
+  assert.match(await legend("errors"), /5xx: 0 requests\s+other 4xx: 0 requests\s+429: 0 requests/);
+  const headers = { "Content-Type": "application/json" };
+  const statuses = [];
+  for (const body of [{ prompt: "x", n: 1 + REQUESTS_MAX }, { prompt: 7.5 }]) {
+    const response = await fetch(`${page.url()}v1/completions`, { method: "POST", headers, body: JSON.stringify(body) });
+    statuses.push(response.status);
+  }
+  assert.deepEqual(statuses, [429, 400]);
+  await page.locator("#history .errors .sample.busy").filter({ hasText: "429: 1 request" }).waitFor();
+  await page.locator("#history .errors .sample.client_errors").filter({ hasText: "other 4xx: 1 request" }).waitFor();
+  const height = (name) =>
+    page.locator(`#history .errors .bar i.${name}`).evaluateAll((all) => Math.max(...all.map((bar) => bar.getBoundingClientRect().height)));
+  assert.ok((await height("busy")) > 5 && (await height("client_errors")) > 5, "both are drawn");
+  assert.equal(await height("server_errors"), 0);
+  const label = await page.locator("#history .errors .bars").getAttribute("aria-label");
+  assert.match(label, /from 5 min ago until now\..* 429: 1 request$/);
+
+  const view = await viewOf(page.url());
+  view.history.server_errors[59] = 2;
+  const told = await openTold(page.context().browser(), page.url(), view);
+  await told.locator("#history .errors .sample.server_errors").filter({ hasText: "5xx: 2 requests" }).waitFor();
+  const bar = await told.locator("#history .errors .bar:last-child .server_errors").boundingBox();
+  assert.ok(bar.height > 10, "the failures are drawn");
+  await told.close();
+  saw(`history: ${label}`);
+}
+
+/** An answer that is wrong by the user's own book, the same from each tier, is blamed on the model and not on the cache. */
+async function judgesAnswers(browser, address) {
+  const answers = [["Ada Finch", {}], ["Ada Finch", { device: 32 }], ["Eve Wren", { host: 32 }]];
+  let place = 0;
+  const told = await openPage(browser, address, (page) =>
+    page.route("**/v1/completions", (route) => {
+      const [text, cached_by_tier] = answers[place++];
+      const usage = { prompt_tokens: 33, prompt_tokens_details: { cached_by_tier } };
+      const chunks = [{ choices: [{ text }] }, { choices: [], usage }].map((chunk) => `data: ${JSON.stringify(chunk)}\n\n`);
+      return route.fulfill({ contentType: "text/event-stream", body: `${chunks.join("")}data: [DONE]\n\n` });
+    }),
+  );
+  await told.waitForFunction(() => document.querySelector("#about-model").innerText.includes("%"));
+  assert.match(await told.locator("#about-model").innerText(), /cannot chat.*4,096 tokens: keepers [\d.]+\s%/s);
+  await told.fill("#book", "Row 17: sorghum, kept by Xzyq Vrrt.\n");
+  const texts = [];
+  for (const run of [1, 2, 3]) {
+    await told.click("#send");
+    await told.waitForSelector(`#kv-source[data-run="${run}"]`);
+    texts.push(await told.locator("#kv-source").innerText());
+  }
+  assert.match(texts[0], /The answer is wrong\. .*may misread unfamiliar names.* Send it again: the same answer from every tier/);
+  assert.match(texts[1], /may misread unfamiliar names.* The cache is right: it is the same answer as when computed \(run 1\)/);
+  assert.match(texts[2], /It is not the answer that was computed \(run 1\): the KV may be wrong/);
+  assert.deepEqual(await told.locator("#runs .sameness").allInnerTexts(), ["different", "same", ""]);
+  await told.close();
+  saw("a wrong answer is blamed on the model if it is the same as when computed, else on the KV");
+}
+
+/** Position and size of the parts of the page, for a wide and a narrow window. */
+async function boxesOf(page) {
+  const boxes = {};
+  for (const width of [1280, 360]) {
+    await page.setViewportSize({ width, height: 800 });
+    // Each view may draw anew; two frames later everything is in its place.
+    await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
+    const parts = "header, header > *, #connection, #figures > *, #guide, #steps > *, #next, main > *, main > * > *, .tier, .chart, footer";
+    boxes[width] = await page.locator(parts).evaluateAll((all) =>
+      all.map((part) => {
+        const { x, y, width, height } = part.getBoundingClientRect();
+        return `${part.id || part.className || part.tagName}: ${[x, y, width, height].map(Math.round).join(" ")}`;
+      }),
+    );
+  }
+  await page.setViewportSize({ width: 1280, height: 800 });
+  return boxes;
+}
+
+/** In a wide but low window panels scroll; nothing overlaps what is next to it. */
 async function fitsInLowWindows(page) {
   await page.setViewportSize({ width: 1280, height: 660 });
   const squeezed = await page.evaluate(() =>
@@ -105,13 +214,18 @@ async function fitsInLowWindows(page) {
   saw("it fits in a low window");
 }
 
-async function fitsOnPhones(page) {
-  await page.setViewportSize({ width: 390, height: 844 });
+/** No part is wider than the window. */
+async function fitsInWidth(page, width) {
+  await page.setViewportSize({ width, height: 900 });
   const tooWide = await page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth);
-  assert.ok(tooWide <= 0, `on a phone the page is ${tooWide} pixels too wide`);
+  assert.ok(tooWide <= 0, `at ${width} pixels the page is ${tooWide} pixels too wide`);
+}
+
+async function fitsOnPhones(page) {
+  for (const width of [1600, 1260, 1000, 901, 760, 390, 360]) await fitsInWidth(page, width);
   assert.deepEqual(await arrowsOf(page), { load_backs: "up", write_backs: "down", prefetches: "up", backups: "down" });
   await page.setViewportSize({ width: 1280, height: 800 });
-  saw("it fits on a phone");
+  saw("it fits from 360 to 1600 pixels");
 }
 
 /** Where the head of each flow's arrow is: the tiers stand beside each other, or on phones below each other. */
@@ -136,30 +250,49 @@ async function showsTimes(page) {
   }
 }
 
-async function takenSteps(page) {
-  return page.locator("#tour li").evaluateAll((steps) => steps.map((step) => step.classList.contains("taken")));
+/** The number of steps that are done, the step that is next, and the label of the button that does it. */
+async function guideOf(page) {
+  const states = await page.locator("#steps li").evaluateAll((steps) => steps.map(({ className }) => className));
+  const next = await page.locator('#steps li[aria-current="step"] .label').allInnerTexts();
+  const done = states.filter((state) => state === "done").length;
+  assert.equal(await page.locator("#guide-progress").innerText(), `${done} of 5 steps done`);
+  return { done, next: next.join(), button: await page.locator("#next").innerText() };
 }
 
-/** What was typed, and what came of it, is there again when the page is loaded anew. */
+/** Forgets with the button of the guide, until no page is left that a copy still uses. */
+async function forgetByGuide(page, label) {
+  assert.equal((await guideOf(page)).button, label);
+  const control = await page.evaluate(() => [document.querySelector("#forget").className, document.querySelector("#forget-tiers").value]);
+  assert.deepEqual(control, ["suggested", label === "Forget device" ? "device" : "device-and-host"], "the control is marked");
+  await page.click("#next");
+  await page.locator("#cache-result").filter({ hasText: "Dropped" }).waitFor();
+  const result = await page.locator("#cache-result").innerText();
+  assert.match(result, /Dropped [1-9]\d* pages on the device and \d+ pages? on the host/);
+  await page.locator("#next").filter({ hasText: "Send again" }).waitFor();
+  saw(result);
+}
+
+/** The form, the answer, the runs and the guide survive a reload. */
 async function survivesReload(page) {
   const shown = () =>
     page.evaluate(() => ({
-      prompt: document.querySelector("#prompt").value,
+      book: document.querySelector("#book").value,
+      question: document.querySelector("#question").value,
       maxTokens: document.querySelector("#max-tokens").value,
       answer: document.querySelector("#answer").textContent,
       source: document.querySelector("#kv-source").textContent,
       runs: document.querySelector("#runs").innerText,
-      tour: document.querySelector("#tour").innerHTML,
+      steps: document.querySelector("#steps").innerHTML,
     }));
   const before = await shown();
-  assert.ok(before.prompt.startsWith(MARKUP) && before.source !== "" && before.answer !== "");
+  assert.ok(before.book.startsWith(MARKUP) && before.source !== "" && before.answer !== "");
   await page.reload();
   await page.waitForSelector('#connection[data-state="live"]');
   assert.deepEqual(await shown(), before, "a reload loses nothing");
   saw("a reload keeps prompt, answer and runs");
 }
 
-/** A page of its own that is told one view, over and over. */
+/** Another page that gets one view again and again. */
 async function openTold(browser, address, view) {
   return openPage(browser, address, (page) =>
     page.route("**/ui/events", (route) =>
@@ -168,7 +301,7 @@ async function openTold(browser, address, view) {
   );
 }
 
-/** A tree with more branches than there is room for: what is folded opens, and folds again. */
+/** A tree with more branches than there is space for: folded branches unfold, and fold again. */
 async function opensFolded(browser, address) {
   const view = await viewOf(address);
   const [root] = view.tree;
@@ -204,8 +337,9 @@ async function saysWhyLocked(browser, l3Folder) {
     await page.waitForSelector('#connection[data-state="locked"]');
     const why = page.locator(".why");
     for (const text of await why.allInnerTexts()) assert.match(text, /only to the operator.*operator's key/s);
-    assert.equal(await why.count(), 3, "each panel says it");
-    assert.ok(await page.locator("#figures").isHidden(), "nothing is said to be nought that is not known");
+    assert.equal(await why.count(), 4, "each panel says it");
+    assert.equal(await page.locator("#steps .absent").count(), 2, "two steps need the key");
+    assert.ok(await page.locator("#figures").isHidden(), "unknown figures are not shown as zero");
     const give = async (key) => {
       await page.fill("#watch-key input", key);
       await page.click("#watch-key button");
@@ -215,7 +349,8 @@ async function saysWhyLocked(browser, l3Folder) {
     await give("the-operators-key");
     await page.waitForSelector('#connection[data-state="live"]');
     await page.waitForSelector("#tiers .tier.device:visible");
-    assert.deepEqual(await why.allInnerTexts(), ["", "", ""]);
+    assert.deepEqual(await why.allInnerTexts(), ["", "", "", ""]);
+    await page.waitForFunction(() => document.querySelectorAll("#steps .absent").length === 0);
     await page.close();
     await server.stop();
     saw("without the operator's key the panels say why they are empty");
@@ -237,9 +372,9 @@ async function viewOf(address) {
   return JSON.parse(text.slice("data:".length, text.indexOf("\n\n")));
 }
 
-/** This machine need not have a GPU: a page of its own is told of one. */
+/** Another page gets a view with a GPU, which this machine need not have. */
 async function showsGpu(browser, page, address) {
-  assert.ok(await page.locator("#gpu").isHidden(), "nothing is said of a GPU that is not there");
+  assert.ok(await page.locator("#gpu").isHidden(), "without a GPU there are no figures of one");
   const link = { bytes: 0, busy_us: 0, by_kernel: 0, by_batch: 0, failed: 0, pages_compared: 9, pages_corrupt: 1 };
   const memory = { memory_bytes: 140 * 2 ** 30, memory_used_bytes: 100 * 2 ** 30 };
   const view = { ...(await viewOf(address)), gpu: { name: "A GPU", ...memory, to_device: link, to_host: link } };
@@ -247,7 +382,7 @@ async function showsGpu(browser, page, address) {
   await told.waitForSelector("#gpu:visible");
   const text = await told.locator("#gpu").innerText();
   assert.match(text, /100 GiB of 140 GiB/, text);
-  assert.equal(await told.locator("#gpu .trouble").innerText(), "pages compared\n18, 2 corrupt");
+  assert.equal(await told.locator("#gpu .trouble").innerText(), "compared\n18 pages, 2 corrupt");
   assert.equal(await told.locator(".tier.device .hint").innerText(), "A GPU");
   await fitsOnPhones(told);
   await told.close();
@@ -256,46 +391,86 @@ async function showsGpu(browser, page, address) {
 
 async function story(page, world) {
   await page.waitForSelector('#connection[data-state="live"]');
-  assert.ok((await page.locator(".why").allInnerTexts()).every((text) => text === ""), "panels that are filled say nothing");
+  assert.ok((await page.locator(".why").allInnerTexts()).every((text) => text === ""), "panels with data have no note");
   await typePrompt(page);
 
-  assert.deepEqual(await takenSteps(page), [false, false, false]);
+  assert.deepEqual(await guideOf(page), { done: 0, next: "Send the example", button: "Send" });
   const first = await send(page);
   assert.equal(first.device + first.host + first.l3, 0, "the first time everything is computed");
   assert.ok(first.computed > 3000, "the prompt is a long one");
-  assert.deepEqual(await takenSteps(page), [true, false, false]);
 
-  const second = await send(page);
+  assert.deepEqual(await guideOf(page), { done: 1, next: "Send it again", button: "Send again" });
+  const second = await send(page, "#next");
   assert.ok(second.device > 0.9 * first.computed, "the second time nearly all of it comes from the device");
-  assert.equal(second.answer, first.answer, "the answer is the same");
-  assert.deepEqual(await takenSteps(page), [true, true, false]);
+  assert.deepEqual([second.answer, second.sameness], [first.answer, "same"]);
+  assert.deepEqual(await guideOf(page), { done: 2, next: "Forget device, send", button: "Forget device" });
 
-  // What was written reaches L3 a moment later.
-  await page.waitForSelector('#tree .node.in-l3');
+  // Pages reach host and L3 a moment after the answer.
+  await page.waitForSelector("#tree .node.in-l3");
   await tiersAndTreeAppear(page);
+  await numbersHaveUnits(page);
   await showsTimes(page);
+  await showsHistory(page);
   await fitsInLowWindows(page);
   await fitsOnPhones(page);
   await survivesReload(page);
   await opensFolded(page.context().browser(), page.url());
   await showsGpu(page.context().browser(), page, page.url());
+  await judgesAnswers(page.context().browser(), page.url());
 
+  await forgetByGuide(page, "Forget device");
+  const third = await send(page, "#next");
+  assert.ok(third.host > 0.9 * first.computed, "without the device nearly all of it comes from the host");
+  assert.deepEqual([third.answer, third.sameness], [first.answer, "same"]);
+  assert.deepEqual((await guideOf(page)).done, 3);
+
+  await forgetByGuide(page, "Forget device and host");
+  const fourth = await send(page, "#next");
+  assert.ok(fourth.l3 > 0.9 * first.computed, "without device and host nearly all of it comes from L3");
+  assert.equal(fourth.sameness, "same");
+  const waiting = { done: 4, next: "Restart, send", button: "Waiting for a restart" };
+  assert.deepEqual(await guideOf(page), waiting);
+  assert.ok(await page.locator("#next").isDisabled());
+
+  await restarts(page, world);
+  await page.locator("#next:enabled").filter({ hasText: "Send again" }).waitFor();
+  const fifth = await send(page, "#next");
+  assert.ok(fifth.l3 > 0.9 * first.computed, "after a restart nearly all of it comes from L3");
+  assert.deepEqual([fifth.answer, fifth.sameness], [first.answer, "same"]);
+  assert.match(await page.locator("#kv-source").innerText(), /in run 1, which computed the prompt/, "it is compared with computing");
+  assert.deepEqual(await guideOf(page), { done: 5, next: "", button: "Start again" });
+
+  // Again, with a copy of the book that is not in the cache.
+  await page.click("#next");
+  assert.match(await page.inputValue("#book"), /^Copy \d+ of this book\.\n/);
+  assert.deepEqual(await guideOf(page), { done: 0, next: "Send the example", button: "Send" });
+  assert.ok((await send(page, "#next")).computed > 3000, "the copy has to be computed");
+  assert.equal((await guideOf(page)).done, 1);
+  assert.deepEqual(complaints, [], "the browser has nothing to complain about");
+}
+
+/** The server is stopped and started again. The page says so, nothing on it moves, and it reconnects by itself. */
+async function restarts(page, world) {
+  // Rates are those of the last seconds: wait until they have gone back to zero.
+  await page.waitForFunction(() => {
+    const isZero = (id) => document.getElementById(id).innerText === "0";
+    const flows = [...document.querySelectorAll(".flow")];
+    return ["generated-rate", "prefilled-rate"].every(isZero) && flows.every(({ dataset }) => dataset.speed === "still");
+  });
+  const before = await boxesOf(page);
   serverIsThere = false;
   await world.server.stop();
   await page.waitForSelector('#connection[data-state="lost"]');
-  saw(`stopped: ${await page.locator("#connection").textContent()}`);
-  world.server = await Server.start(TERRACE, world.port, world.l3Folder);
+  const notice = page.locator("#notice");
+  assert.match(await notice.innerText(), /connection to the server is lost\. Trying again/);
+  assert.ok(await notice.isVisible());
+  assert.deepEqual(await boxesOf(page), before, "nothing moves when the connection is lost");
+  saw(`stopped: ${await notice.innerText()} ${before[1280].length} boxes have not moved`);
+  world.server = await Server.start(TERRACE, world.port, world.l3Folder, ...SETTINGS);
   await page.waitForSelector('#connection[data-state="live"]');
   serverIsThere = true;
+  assert.equal(await notice.innerText(), "");
   saw("started again: the page found it by itself");
-
-  const third = await send(page);
-  assert.ok(third.l3 > 0.9 * first.computed, "after a restart nearly all of it comes from L3");
-  assert.equal(third.answer, first.answer, "the answer is still the same");
-  assert.match(await page.locator("#kv-source").innerText(), /in run 1, which computed the prompt/, "it is compared with computing");
-  assert.deepEqual(await takenSteps(page), [true, true, true]);
-  assert.ok(await page.locator("#tour").isVisible(), "the last tick is seen");
-  assert.deepEqual(complaints, [], "the browser has nothing to complain about");
 }
 
 async function main() {
@@ -307,13 +482,13 @@ async function main() {
   });
   let page;
   try {
-    world.server = await Server.start(TERRACE, world.port, world.l3Folder);
+    world.server = await Server.start(TERRACE, world.port, world.l3Folder, ...SETTINGS);
     page = await openPage(browser, `http://127.0.0.1:${world.port}/`);
     await story(page, world);
     await page.close();
     await world.server.stop();
     await saysWhyLocked(browser, world.l3Folder);
-    assert.deepEqual(complaints, [], "the browser still has nothing to complain about");
+    assert.deepEqual(complaints, [], "the browser has no complaints");
     console.log("the page does what it should");
   } catch (error) {
     await page?.screenshot({ path: SCREENSHOT }).then(() => console.error(`picture: ${SCREENSHOT}`), () => {});

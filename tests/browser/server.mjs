@@ -1,4 +1,4 @@
-// A server of our own: started on a free port, stopped as an operator would stop it.
+// A server for a test: started on a free port, stopped as an operator stops it.
 
 import { spawn } from "node:child_process";
 import { createServer } from "node:net";
@@ -7,7 +7,7 @@ const START_MS = 60_000;
 const STOP_MS = 30_000;
 const OUTPUT_CHARS_MAX = 20_000;
 
-/** A port that nobody uses at the moment. */
+/** A port that is free at the moment. */
 export function freePort() {
   return new Promise((resolve, reject) => {
     const probe = createServer().once("error", reject);
@@ -46,7 +46,7 @@ export class Server {
     });
   }
 
-  /** What the server has printed, as far back as it is kept. */
+  /** The latest output of the server. */
   get output() {
     return this.#output;
   }
@@ -61,7 +61,7 @@ export class Server {
     }
   }
 
-  /** Ends the server whatever it does. */
+  /** Kills the server. */
   kill() {
     this.#child.kill("SIGKILL");
   }
@@ -79,7 +79,7 @@ export class Server {
   }
 }
 
-/** A wait that keeps nobody from ending: whoever waits here has a child process, and that does. */
+/** A wait that does not keep this process alive. */
 function afterMs(ms) {
   return new Promise((resolve) => setTimeout(resolve, ms).unref());
 }

@@ -98,7 +98,11 @@ fn op() -> impl Strategy<Value = Op> {
         }),
         3 => (1usize..8).prop_map(|pages| Op::EvictDevice { pages }),
         2 => (1usize..8).prop_map(|pages| Op::EvictHost { pages }),
-        1 => prop_oneof![7 => Just(Op::EvictDevice { pages: 1 }), 1 => Just(Op::Clear)],
+        1 => prop_oneof![
+            7 => Just(Op::EvictDevice { pages: 1 }),
+            1 => Just(Op::Clear),
+            1 => Just(Op::ClearDevice),
+        ],
     ]
 }
 

@@ -53,6 +53,7 @@ enum NotedCall<'a> {
     Planned(&'a Plan),
     WeightsReplaced(&'a str),
     CacheCleared(()),
+    DeviceCleared(()),
 }
 
 impl Witness for DecisionRecorder {
@@ -66,6 +67,7 @@ impl Witness for DecisionRecorder {
             Seen::Planned(plan) => NotedCall::Planned(plan),
             Seen::WeightsReplaced(fingerprint) => NotedCall::WeightsReplaced(fingerprint),
             Seen::CacheCleared => NotedCall::CacheCleared(()),
+            Seen::DeviceCleared => NotedCall::DeviceCleared(()),
         };
         self.lines.add(&Noted { at, call });
     }
@@ -89,6 +91,7 @@ enum Call {
     Planned(Value),
     WeightsReplaced(String),
     CacheCleared(()),
+    DeviceCleared(()),
 }
 
 /// An [`Event`] that owns its results.
@@ -299,6 +302,9 @@ fn make(scheduler: &mut Scheduler, at: Time, call: Call) -> Result<(), Refusal> 
         Call::WeightsReplaced(fingerprint) => scheduler.replace_weights(at, &fingerprint)?,
         Call::CacheCleared(()) => {
             scheduler.clear_cache();
+        }
+        Call::DeviceCleared(()) => {
+            scheduler.clear_device();
         }
         Call::Began(_) | Call::Planned(_) => unreachable!("the caller does these itself"),
     }

@@ -89,7 +89,8 @@ impl Witness for TrafficRecorder {
             Seen::Aborted(_)
             | Seen::PrioritySet(..)
             | Seen::Advanced(Event::StepFailed { .. } | Event::Operation { .. })
-            | Seen::CacheCleared => {}
+            | Seen::CacheCleared
+            | Seen::DeviceCleared => {}
         }
     }
 }

@@ -10,10 +10,12 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use serde::Serialize;
+use terrace_scheduler::Hits;
 
 use super::exposition::{Exposition, Kind};
 use super::recent::{Percentiles, RecentTimes};
 use crate::answer::Finish;
+use crate::history::History;
 
 const FIRST_TOKEN_S: [f64; 15] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
@@ -137,6 +139,7 @@ impl Collector for AnswersEnded {
 #[derive(Debug)]
 pub(crate) struct AnswerClock {
     latency: Arc<Latency>,
+    history: Arc<History>,
     asked_at: Instant,
     prompt_tokens: usize,
     last_token_at: Option<Instant>,
@@ -144,8 +147,18 @@ pub(crate) struct AnswerClock {
 }
 
 impl AnswerClock {
-    pub(crate) fn new(latency: Arc<Latency>, asked_at: Instant, prompt_tokens: usize) -> Self {
-        Self { latency, asked_at, prompt_tokens, last_token_at: None, is_complete: false }
+    pub(crate) fn new(
+        latency: Arc<Latency>,
+        history: Arc<History>,
+        asked_at: Instant,
+        prompt_tokens: usize,
+    ) -> Self {
+        Self { latency, history, asked_at, prompt_tokens, last_token_at: None, is_complete: false }
+    }
+
+    /// Counts the prompt, once it is known where its KV comes from.
+    pub(crate) fn started(&mut self, hits: Hits) {
+        self.history.prompt(self.prompt_tokens, hits);
     }
 
     /// A token has come.

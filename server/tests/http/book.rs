@@ -79,11 +79,16 @@ impl Answering {
         (text, answer["usage"]["prompt_tokens_details"]["cached_by_tier"].clone())
     }
 
-    /// Empties device and host. What is still being copied is forgotten a moment later.
+    /// Empties device and host. Pages that are still being copied are forgotten a moment later.
     async fn forget(&self) {
+        self.reset("/reset_prefix_cache").await;
+    }
+
+    /// Sends a reset until nothing is left to forget.
+    async fn reset(&self, path: &str) {
         let mut nothing_left = 0;
         while nothing_left < 3 {
-            let told = post(self.address, "/reset_prefix_cache", &json!(null)).await.json();
+            let told = post(self.address, path, &json!(null)).await.json();
             let is_empty = told["device_pages"] == 0 && told["host_pages"] == 0;
             nothing_left = if is_empty { nothing_left + 1 } else { 0 };
             tokio::time::sleep(Duration::from_millis(100)).await;
@@ -132,6 +137,8 @@ async fn answers_are_right_wherever_the_kv_comes_from() {
     let server = Answering::start(&config).await;
     server.expect(&rows_asked, 3, None).await;
     server.expect(&rows_asked, 17, Some("device")).await;
+    server.reset("/reset_prefix_cache?host=false").await;
+    server.expect(&rows_asked, 5, Some("host")).await;
     for other in 1..4 {
         server.expect(&rows(other), other, None).await;
     }

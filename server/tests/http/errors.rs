@@ -46,6 +46,7 @@ async fn every_error_is_json_with_a_fitting_status() {
         (get(world.address, "/v1/models/%ff").await, 400),
         (get(world.address, "/tokenize").await, 405),
         (post(world.address, "/reset_prefix_cache?l3=perhaps", &json!({})).await, 400),
+        (post(world.address, "/reset_prefix_cache?host=perhaps", &json!({})).await, 400),
         (send(world.address, "DELETE", "/health", "", "").await, 405),
         (post(world.address, "/v1/chat/completions", &json!({ "prompt": "x" })).await, 400),
     ];

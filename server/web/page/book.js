@@ -1,5 +1,5 @@
-// A long prompt, always the same, so that sending it twice shows what a cache is good for: a book of fields, and a
-// question about one of its rows. Whether an answer is right can be told from the prompt alone.
+// The example, always the same so that it can be found in the cache: a book of fields and a question about one of its
+// rows. The right answer follows from the prompt alone.
 
 const BEGINNING =
   "On the slope above the village the fields lie in terraces, one below the other. The highest is small and gets " +
@@ -9,22 +9,38 @@ const BEGINNING =
 const CROPS = ["barley", "lentils", "flax", "beans", "saffron", "millet", "cumin", "rye", "peas", "mint", "hops", "oats", "figs"];
 const FIRST_NAMES = ["Ada", "Blaise", "Carl", "Dorothy", "Edsger", "Frances", "Grace", "Emmy", "Alan", "Tycho", "Lise"];
 const LAST_NAMES = ["Finch", "Alder", "Brook", "Crane", "Dale", "Elm", "Frost", "Grove", "Heath", "Lark", "Moss", "Reed", "Wren"];
-/** Rows are not in order, as in a book that is written as fields are dug. No divisor but 1 is shared with the step. */
+/** Number of rows. */
 const ROWS = 97;
+/** Distance between the numbers of neighbouring rows. It shares no divisor but 1 with ROWS, so each row appears once. */
 const STEP = 37;
-const ASKED = 17;
 
-/** About 4,000 characters of plain text. */
-export function longExample() {
+/** The question of the example. */
+export const EXAMPLE_QUESTION = "Who keeps row 17?";
+
+/** Further questions about the example. */
+export const MORE_QUESTIONS = ["What grows in row 17?", "Which row does Frances Dale keep?", "Who keeps row 40?"];
+
+/**
+ * The book of the example: about 3,800 characters of plain text. A copy with a number begins with another line, so that
+ * it shares no page with other copies.
+ */
+export function exampleBook(copy = 0) {
   const rows = Array.from({ length: ROWS }, (_, index) => {
     const row = ((index * STEP) % ROWS) + 1;
     const keeper = `${FIRST_NAMES[(row * 3) % FIRST_NAMES.length]} ${LAST_NAMES[(row * 5) % LAST_NAMES.length]}`;
     return `Row ${row}: ${CROPS[(row * 7 + index) % CROPS.length]}, kept by ${keeper}.\n`;
   });
-  return `${BEGINNING}${rows.join("")}Who keeps row ${ASKED}?\n`;
+  return `${copy > 0 ? `Copy ${copy} of this book.\n\n` : ""}${BEGINNING}${rows.join("")}`;
 }
 
-/** What the questions that the built-in model knows ask for, and about what. */
+/** The prompt: the book, the question on a line below it, and a line break. */
+export function promptOf(book, question) {
+  if (question.trim() === "") return book;
+  const lineBreak = book === "" || book.endsWith("\n") ? "" : "\n";
+  return `${book}${lineBreak}${question.trim()}\n`;
+}
+
+/** Questions that can be checked: a pattern, the field that the question names, and the field that it asks for. */
 const QUESTIONS = [
   [/^(?:Who keeps row|By whom is row|Name the keeper of row) (\d+)/, "row", "keeper"],
   [/^(?:What grows in row|Which crop is in row|Name the crop of row) (\d+)/, "row", "crop"],
@@ -32,8 +48,8 @@ const QUESTIONS = [
 ];
 
 /**
- * The right answer to the question at the end of a prompt, and where in the prompt it stands; null where the question
- * is another or the prompt does not say.
+ * The right answer to the question at the end of a prompt, and its position in the prompt. Null if the question is of
+ * another kind, or if the prompt does not contain exactly one answer.
  */
 export function rightAnswer(prompt) {
   const question = prompt.trimEnd().split("\n").at(-1);
@@ -48,7 +64,7 @@ export function rightAnswer(prompt) {
   return null;
 }
 
-/** Whether an answer is "right" or "wrong"; "" where that cannot be told. */
+/** Whether an answer is "right" or "wrong"; "" if that cannot be determined. */
 export function verdictOn(prompt, answer) {
   const right = rightAnswer(prompt);
   if (!right) return "";

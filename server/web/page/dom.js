@@ -1,12 +1,11 @@
-// The few ways in which this page writes to itself. Whatever the server says gets there as text, never
-// as markup.
+// Functions that change the document. Data of the server becomes text, never markup.
 
-/** The element of the page with this id. */
+/** The element with this id. */
 export function byId(id) {
   return document.getElementById(id);
 }
 
-/** A new element with a class and, as children, elements or texts. */
+/** A new element with a class and children, which are elements or texts. */
 export function element(tag, className = "", ...children) {
   const made = document.createElement(tag);
   if (className) made.className = className;
@@ -14,7 +13,7 @@ export function element(tag, className = "", ...children) {
   return made;
 }
 
-/** A drawing from the top of the page, by the name of its symbol. */
+/** A drawing, by the id of its symbol in the document. */
 export function drawing(name) {
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   const use = document.createElementNS("http://www.w3.org/2000/svg", "use");
@@ -25,23 +24,17 @@ export function drawing(name) {
   return svg;
 }
 
-/**
- * Changes a text only where it differs: screen readers and selections are not disturbed four times a
- * second.
- */
+/** Changes a text if it differs. Views arrive four times a second and must not disturb screen readers and selections. */
 export function setText(target, text) {
   if (target.textContent !== text) target.textContent = text;
 }
 
-/** Changes an attribute only where it differs. */
+/** Changes an attribute if it differs. */
 export function setAttribute(target, name, value) {
   if (target.getAttribute(name) !== String(value)) target.setAttribute(name, value);
 }
 
-/**
- * Makes the children of `container` stand for `items`, in their order. What has the same key keeps its
- * element, so that it can move there instead of appearing anew.
- */
+/** Makes the children of `container` represent `items`, in their order. An item with a known key keeps its element. */
 export function drawList(container, items, keyOf, create, update) {
   const existing = new Map([...container.children].map((child) => [child.dataset.key, child]));
   let place = container.firstElementChild;

@@ -1,4 +1,4 @@
-// The figures at the top: how much was found in the cache, and how fast it goes.
+// The figures at the top: hit rates, throughput, latency and overhead.
 
 import { byId, setText } from "./dom.js";
 import { count, duration, percent } from "./format.js";
@@ -30,13 +30,13 @@ export function drawFigures({ now_us: nowUs, figures: { scheduler, steps }, late
   drawShares(byId("hit-rate-names"), tokens);
 }
 
-/** How long something took the latest times, if there were any. */
+/** Draws percentiles of the latest times, if there are any. */
 function drawTimes(name, times) {
   setText(byId(`${name}-p50`), times ? duration(times.p50_ms) : "–");
   setText(byId(`${name}-p99`), times ? duration(times.p99_ms) : "");
 }
 
-/** The share of busy time that was not spent in the model. */
+/** Share of the time of steps that the scheduler and the engine took. */
 function overheadRatio({ busy_us: busyUs, model_us: modelUs }) {
   return busyUs > 0 ? Math.max(0, busyUs - modelUs) / busyUs : 0;
 }

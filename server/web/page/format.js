@@ -1,4 +1,4 @@
-// Numbers and tokens as people read them.
+// Numbers and tokens for people.
 
 const COUNT = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const SHORT = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
@@ -14,8 +14,8 @@ export function short(number) {
 }
 
 /** "1 page", "2 pages" */
-export function several(number, noun) {
-  return `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
+export function several(number, noun, plural = `${noun}s`) {
+  return `${count(number)} ${number === 1 ? noun : plural}`;
 }
 
 /** 1.5 MiB */
@@ -43,14 +43,20 @@ export function duration(ms) {
   return `${(ms / 1000).toFixed(2)} s`;
 }
 
-/** The highest token of a tokenizer whose tokens are bytes and a few marks. */
+/** 0.04 s, 1.91 s, 12.5 s, 125 s */
+export function seconds(ms) {
+  const digits = ms < 9_995 ? 2 : ms < 99_950 ? 1 : 0;
+  return `${(ms / 1000).toFixed(digits)} s`;
+}
+
+/** The highest token of a tokenizer that has only bytes and a few marks. */
 const BYTE_TOKEN_MAX = 261;
 /** Names of the marks, from token 256 on. */
 const MARKS = ["begin", "end", "system", "user", "assistant", "end of message"];
-/** Once a token has been seen that bytes and marks cannot explain, none is shown as a byte any more. */
+/** Whether all tokens so far were bytes or marks. Once one was not, no token is shown as a byte. */
 let tokensAreBytes = true;
 
-/** What tokens say: text where tokens are bytes, numbers otherwise. */
+/** Tokens as text if they are bytes, else as numbers. */
 export function tokensAsText(tokens) {
   tokensAreBytes &&= tokens.every((token) => token <= BYTE_TOKEN_MAX);
   return tokensAreBytes ? bytesAsText(tokens) : tokens.join(" ");
@@ -72,6 +78,6 @@ function bytesAsText(tokens) {
     }
   }
   flush();
-  // A node can begin or end in the middle of a character; line ends would end the label.
+  // A node can begin or end within a character. A line break would end the label.
   return text.replace(/\uFFFD/g, "·").replace(/\n/g, "⏎").replace(/\p{Cc}/gu, "·");
 }

@@ -1,4 +1,4 @@
-// The GPU, where there is one: its memory, what goes over the link to it, and whether it has to wait.
+// The GPU, if there is one: its memory, the transfers over its link, and its idle time.
 
 import { byId, drawList, element, setAttribute, setText } from "./dom.js";
 import { bytes, count, percent, several } from "./format.js";
@@ -10,13 +10,13 @@ const LINKS = [
   { field: "to_host", name: "GPU to host" },
 ];
 
-/** Makes views into what is said of the GPU: several of them, since most of it are speeds. */
+/** Derives the figures of the GPU from successive views: most of them are speeds. */
 export class GpuFigures {
   #work = new Rate();
   #waited = new Rate();
   #links = LINKS.map((link) => ({ ...link, bytes: new Rate(), busy: new Rate() }));
 
-  /** What is to be said after one more view; nothing without a GPU. */
+  /** The figures after one more view; none without a GPU. */
   after({ now_us: nowUs, gpu, figures: { steps } }) {
     if (!gpu) return [];
     this.#work.add(nowUs, steps.busy_us);
@@ -47,7 +47,7 @@ function speed(link, nowUs, gpu) {
   return { name: link.name, value: `${bytes(link.bytes.perSecond)}/s`, hint };
 }
 
-/** What was found out about copies, once something was. */
+/** Results of the checks of copies, if there are any. */
 function checks({ to_device: toDevice, to_host: toHost }) {
   const compared = toDevice.pages_compared + toHost.pages_compared;
   const corrupt = toDevice.pages_corrupt + toHost.pages_corrupt;
@@ -55,12 +55,12 @@ function checks({ to_device: toDevice, to_host: toHost }) {
   const found = [];
   if (compared > 0) {
     const hint = "Copied pages whose bytes were compared on both sides";
-    const value = `${count(compared)}, ${count(corrupt)} corrupt`;
-    found.push({ name: "pages compared", value, hint, isTrouble: corrupt > 0 });
+    const value = `${several(compared, "page")}, ${count(corrupt)} corrupt`;
+    found.push({ name: "compared", value, hint, isTrouble: corrupt > 0 });
   }
   if (failed > 0) {
     const hint = "Failed copies between GPU and host; their pages were not used";
-    found.push({ name: "copies failed", value: count(failed), hint, isTrouble: true });
+    found.push({ name: "failed", value: several(failed, "copy", "copies"), hint, isTrouble: true });
   }
   return found;
 }

@@ -1,22 +1,21 @@
-// What this page keeps when it is loaded again: as long as the tab is open, and no longer, since prompts may
-// be nobody else's business.
+// Values that survive a reload. They are kept only until the tab is closed, because prompts may be private.
 
-/** What was kept under a name, or nothing. */
+/** The value of a name, or null. */
 export function kept(name) {
   try {
     return JSON.parse(sessionStorage.getItem(storedAs(name)));
   } catch (error) {
-    console.debug(`what was kept as ${name} cannot be read:`, error);
+    console.debug(`the stored value of ${name} cannot be read:`, error);
     return null;
   }
 }
 
-/** Keeps something under a name, if there is room for it. */
+/** Stores the value of a name, if there is space for it. */
 export function keep(name, value) {
   try {
     sessionStorage.setItem(storedAs(name), JSON.stringify(value));
   } catch (error) {
-    // Something older under this name would be something else than what is shown.
+    // An older value would not be that of the page.
     sessionStorage.removeItem(storedAs(name));
     console.debug(`${name} is not kept:`, error);
   }

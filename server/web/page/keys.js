@@ -1,8 +1,8 @@
-// Keys, for servers that ask for them. They are kept as long as the tab is open, and sent in a header
-// only: an address ends up in logs.
+// Keys, for servers that require them. They are kept until the tab is closed, and sent in a header: addresses end up in
+// logs.
 //
-// A server may have one key for those who ask and another for those who watch, so there is a question,
-// and a form, for each: `ask` and `watch`.
+// A server may have one key for clients and another for the operator, so there are two purposes, each with a form: `ask`
+// and `watch`.
 
 import { byId } from "./dom.js";
 
@@ -12,18 +12,18 @@ export function keyHeaders(purpose) {
   return key ? { Authorization: `Bearer ${key}` } : {};
 }
 
-/** Whether an answer says that a key is missing or is not the right one. */
+/** Whether a response says that a key is missing or wrong. */
 export function wantsKey(response) {
   return response.status === 401 || response.status === 403;
 }
 
-/** Asks for the key for a purpose and waits until it has been given. */
+/** Asks for the key for a purpose. Resolves when it was entered. */
 export function askForKey(purpose) {
   const form = byId(`${purpose}-key`);
   const input = form.querySelector("input");
   input.value = "";
   form.hidden = false;
-  // Whoever gave a key already is told that it was not the right one.
+  // A key that was entered before was wrong.
   const refused = form.querySelector(".refused");
   if (refused) refused.hidden = sessionStorage.getItem(storedAs(purpose)) === null;
   return new Promise((resolve) => {

@@ -1,19 +1,19 @@
-// The live connection: what the server tells about itself, a few times a second.
+// The live connection: views of the server, a few times a second.
 
 import { byId, setAttribute, setText } from "./dom.js";
 import { askForKey, keyHeaders, wantsKey } from "./keys.js";
 import { eventsOf } from "./stream.js";
 import { troubleOf } from "./trouble.js";
 
-/** A server that says nothing for so long is gone, even if the connection does not say so. */
+/** A connection without any event for this long is lost, even if it is still open. */
 const SILENCE_MS = 5_000;
 const RETRY_MS_MIN = 500;
 const RETRY_MS_MAX = 5_000;
 
-/** Whether there is something on the page that the server told. */
+/** Whether the panels show a view. */
 let hasViews = false;
 
-/** Why the panels are empty before there is anything to draw, by the state of the connection. */
+/** Why the panels are empty before the first view, by the state of the connection. */
 const WHY_EMPTY = {
   connecting: "Waiting for the first update from the server.",
   locked:
@@ -22,31 +22,31 @@ const WHY_EMPTY = {
   lost: "The server does not respond. This panel is filled when it responds again.",
 };
 
-/** Calls `draw` with every view that the server sends, for ever. A lost connection is said and made anew. */
+/** Calls `draw` with each view that the server sends. Shows when the connection is lost, and connects again. */
 export async function watch(draw) {
   let retryMs = RETRY_MS_MIN;
-  say("connecting", "connecting");
+  say("connecting");
   for (;;) {
     let seen = false;
-    let why = "connection lost";
+    let why = "The connection to the server is lost.";
     try {
       const hasKey = await follow((view) => {
         seen = true;
-        say("live", "live");
+        say("live");
         drawOrReport(draw, view);
       });
       if (hasKey) continue;
     } catch (error) {
-      if (error instanceof Refused) why = error.message;
+      if (error instanceof Refused) why = `${error.message}.`;
       console.debug("the live connection ended:", error);
     }
     retryMs = seen ? RETRY_MS_MIN : Math.min(2 * retryMs, RETRY_MS_MAX);
-    say("lost", `${why}, trying again`);
+    say("lost", `${why} Trying again. The page shows the latest state.`);
     await new Promise((resolve) => setTimeout(resolve, retryMs));
   }
 }
 
-/** A mistake of this page is not one of the connection: it goes where mistakes are looked for. */
+/** Draws a view. An error of the page is reported as such: the connection is not to blame. */
 function drawOrReport(draw, view) {
   try {
     draw(view);
@@ -55,15 +55,15 @@ function drawOrReport(draw, view) {
   }
 }
 
-/** Follows one connection to its end; says whether it ended for want of a key that has been given since. */
+/** Follows one connection to its end. Returns whether it ended for want of a key that has been entered since. */
 async function follow(onView) {
   const silence = new Watchdog(SILENCE_MS);
   const response = await fetch("/ui/events", { headers: keyHeaders("watch"), signal: silence.signal });
   if (wantsKey(response)) {
     silence.end();
-    say("locked", "needs the operator's key");
+    say("locked");
     await askForKey("watch");
-    say("connecting", "connecting");
+    say("connecting");
     return true;
   }
   try {
@@ -78,10 +78,10 @@ async function follow(onView) {
   return false;
 }
 
-/** The server is there, but does not want to tell. */
+/** The server responds, but refuses to send views. */
 class Refused extends Error {}
 
-/** Calls off what it is given the signal of when nothing is heard for a while. */
+/** Aborts its signal when nothing is heard for a while. */
 class Watchdog {
   #controller = new AbortController();
   #patienceMs;
@@ -106,10 +106,16 @@ class Watchdog {
   }
 }
 
-function say(state, text) {
+/**
+ * Shows the state of the connection. It takes the same space in every state, and a notice lies above the page, so that
+ * nothing moves when the connection is lost.
+ */
+function say(state, notice = "") {
   setAttribute(byId("connection"), "data-state", state);
-  setText(byId("connection"), text);
-  // What was drawn stays to be looked at, but for those who may not see it.
+  setText(byId("connection"), state);
+  if (state !== "live" || !hasViews) byId("connection").dispatchEvent(new Event("change"));
+  setText(byId("notice"), notice);
+  // What was drawn stays visible, except to those who may not see it.
   hasViews = state === "live" || (hasViews && state !== "locked");
   document.body.classList.toggle("stale", hasViews && state !== "live");
   document.body.classList.toggle("blank", !hasViews);

@@ -1,42 +1,69 @@
-// What came of each prompt that this page has sent: where its KV came from, and how long the first token
-// took.
+// The table of the latest runs: where the KV of each prompt came from, how long the first token took, and whether the
+// answer is right.
 
-import { byId, drawList, element, setAttribute, setText } from "./dom.js";
+import { byId, drawList, element, setText } from "./dom.js";
 import { count, duration } from "./format.js";
 import { keep, kept } from "./kept.js";
-import { RunLog, timesAsFast } from "./run_log.js";
+import { BUILT_IN_MODEL, WHY_WRONG } from "./model_limits.js";
+import { RunLog, sameness, timesAsFast } from "./run_log.js";
 import { drawSources, inWords } from "./sources.js";
 
-const log = new RunLog(kept("runs") ?? {});
+/** The runs of this tab. */
+export const log = new RunLog(kept("run-log") ?? {});
+/** The instance of the server that sent the latest view. */
+let instance = null;
 
-/** A run that begins: a prompt is being sent to a model. */
-export function beginRun(prompt, model) {
+/** Takes down which instance of the server is seen. */
+export function noteInstance(seen) {
+  instance = seen;
+}
+
+/** Begins a run of a prompt. */
+export function beginRun(prompt, model, settings) {
   const begin = performance.now();
   return {
     prompt,
     model,
+    settings,
     firstTokenMs: null,
-    /** Whether its answer is right, where that can be told. */
+    answer: "",
+    /** "right", "wrong", or "" if unknown. */
     verdict: "",
-    /** Something of the answer has come. */
+    /** Called for each piece of the answer. */
     heard() {
       this.firstTokenMs ??= performance.now() - begin;
     },
   };
 }
 
-/** Shows what came of a run. */
+/** Adds a run that is over. */
 export function addRun(run, tokens) {
-  log.add({ ...run, tokens });
-  keep("runs", log);
+  log.add({ ...run, tokens, instance });
+  changed();
+}
+
+/** Takes down that pages were forgotten, "device" or "device-and-host". */
+export function noteForgotten(tiers) {
+  log.forget(tiers);
+  changed();
+}
+
+/** Begins the guide anew. */
+export function restartGuide() {
+  log.restartGuide();
+  changed();
+}
+
+function changed() {
+  keep("run-log", log);
   drawRuns();
+  byId("runs").dispatchEvent(new Event("change"));
 }
 
 /** Draws the runs that are known. */
 export function drawRuns() {
   const runs = log.all;
   if (log.latest) describe(log.latest);
-  drawTour();
   const table = byId("runs");
   table.hidden = runs.length === 0;
   const slowestMs = Math.max(...runs.map(({ firstTokenMs }) => firstTokenMs ?? 0), 1);
@@ -45,25 +72,28 @@ export function drawRuns() {
     runs,
     ({ number }) => number,
     createRow,
-    (row, { number, tokens, firstTokenMs, verdict }) => {
+    (row, run) => {
+      const { number, tokens, firstTokenMs, verdict } = run;
       setText(row.cells[0], String(number));
       drawSources(row.querySelector(".sources"), tokens);
       row.querySelector(".time i").style.width = `${((firstTokenMs ?? 0) / slowestMs) * 100}%`;
       setText(row.querySelector(".time b"), firstTokenMs === null ? "" : duration(firstTokenMs));
       row.cells[3].className = `verdict ${verdict}`;
       setText(row.cells[3], verdict);
+      row.cells[4].className = `sameness ${sameness(run)}`;
+      setText(row.cells[4], sameness(run));
     },
   );
 }
 
-/** The latest run in words; also as attributes, for those who read the page by program. */
+/** The latest run in words; also as attributes, for programs that read the page. */
 function describe(run) {
   const source = byId("kv-source");
-  const verdict = run.verdict && ` The answer is ${run.verdict}.`;
-  setText(source, `${inWords(run.tokens)}.${comparison(run)}${verdict}`);
+  setText(source, `${inWords(run.tokens)}.${comparison(run)}${judgement(run)}`);
   for (const [name, value] of Object.entries(run.tokens)) source.dataset[name] = value;
   source.dataset.firstTokenMs = Math.round(run.firstTokenMs ?? 0);
   source.dataset.verdict = run.verdict;
+  source.dataset.sameness = sameness(run);
   source.dataset.run = run.number;
 }
 
@@ -77,23 +107,33 @@ function comparison(run) {
   return ` The first token took about as long as ${computing}.`;
 }
 
-function factor(times) {
-  return times < 10 ? times.toFixed(1) : count(times);
+/** Whether the answer is right, and what that says about the cache. */
+function judgement(run) {
+  const same = sameness(run);
+  const verdict = run.verdict && ` The answer is ${run.verdict}.`;
+  const computed = `computed (run ${run.reference?.number})`;
+  if (same === "different") return `${verdict} It is not the answer that was ${computed}: the KV may be wrong.`;
+  if (same === "same") {
+    const blame = run.verdict === "wrong" ? ` ${whyWrong(run)} The cache is right:` : "";
+    return `${verdict}${blame} ${blame ? "it" : "It"} is the same answer as when ${computed}.`;
+  }
+  if (run.verdict !== "wrong") return verdict;
+  const isFirst = run.reference?.number === run.number;
+  const check = isFirst ? " Send it again: the same answer from every tier shows that the cache is right." : "";
+  return `${verdict} ${whyWrong(run)}${check}`;
 }
 
-/** Ticks off the steps that have been taken; once all are, they have been seen. */
-function drawTour() {
-  const tour = byId("tour");
-  tour.hidden = log.isTourOver;
-  log.steps.forEach((isTaken, place) => {
-    tour.children[place].classList.toggle("taken", isTaken);
-    setAttribute(tour.children[place].querySelector(".tick"), "aria-label", isTaken ? "done" : "to do");
-  });
+function whyWrong({ model }) {
+  return model === BUILT_IN_MODEL ? WHY_WRONG : "The model may misread the text.";
+}
+
+function factor(times) {
+  return times < 10 ? times.toFixed(1) : count(times);
 }
 
 function createRow() {
   const bar = element("div", "sources");
   bar.setAttribute("role", "img");
   const time = element("div", "time", element("span", "", element("i")), element("b"));
-  return element("tr", "", element("td"), element("td", "", bar), element("td", "", time), element("td"));
+  return element("tr", "", element("td"), element("td", "", bar), element("td", "", time), element("td"), element("td"));
 }

@@ -1,5 +1,5 @@
-// Where the KV of prompt tokens came from, as a bar of parts. The order and the pattern of the parts are
-// always the same, so that colour is not the only sign.
+// Where the KV of prompt tokens came from, as a bar of parts. Order and pattern of the parts are always the same, so that
+// colour is not the only sign.
 
 import { drawList, element, setAttribute, setText } from "./dom.js";
 import { count, percent } from "./format.js";
@@ -12,7 +12,7 @@ export const SOURCES = [
   { name: "computed", label: "computed" },
 ];
 
-/** Tokens by source, from what is known about hits. */
+/** Tokens by source, from the number of hits. */
 export function bySource(promptTokens, device, host, l3) {
   return { device, host, l3, computed: Math.max(0, promptTokens - device - host - l3) };
 }

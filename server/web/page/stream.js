@@ -1,10 +1,9 @@
-// Server-sent events, read from a response. `EventSource` would do for the live view, but it can neither
-// send a key in a header nor say why it was refused.
+// Server-sent events, read from a response. `EventSource` can neither send a key in a header nor tell why it was refused.
 
-/** Longer events are given up: a server that never ends one must not fill the memory. */
+/** Limit of the length of an event, so that an endless one does not fill the memory. */
 const EVENT_CHARS_MAX = 16 << 20;
 
-/** The data of each event of a response, as it comes. */
+/** The data of each event of a response, as it arrives. */
 export async function* eventsOf(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -22,7 +21,7 @@ export async function* eventsOf(response) {
       }
     }
   } finally {
-    // Whoever stops reading also stops the server from writing.
+    // A reader that stops early ends the response.
     await reader.cancel().catch(() => {});
   }
 }

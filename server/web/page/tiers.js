@@ -1,13 +1,10 @@
-// The three tiers, how full each is, and what moves between them.
+// The three tiers: their use, and the transfers between them.
 
 import { byId, drawList, element, setAttribute, setText } from "./dom.js";
 import { bytes, count, several, short } from "./format.js";
 import { Rate } from "./rates.js";
 
-/**
- * What moves pages, by the gap between tiers that it crosses. `towards` is where it goes on a wide
- * screen: the device stands on the left.
- */
+/** The transfers, each with the gap that it crosses and its direction on a wide screen, where the device is on the left. */
 const FLOWS = [
   { field: "load_backs", label: "load-back", gap: "device-host", towards: "left" },
   { field: "write_backs", label: "write-back", gap: "device-host", towards: "right" },
@@ -51,10 +48,7 @@ function arenaTier(name, hint, use, { page_size: pageSize, page_bytes: pageBytes
   };
 }
 
-/**
- * L3: objects of a store, each of them a page. On disk is all that there is; memory above it holds
- * copies.
- */
+/** L3: objects of a store, one per page. The disk holds all of them; memory above it holds copies. */
 function storeTier({ store, page_size: pageSize, page_bytes: pageBytes }) {
   const place = store?.disk ?? store?.memory;
   const total = place ? Math.floor(place.capacity_bytes / pageBytes) : 0;
@@ -71,7 +65,7 @@ function storeTier({ store, page_size: pageSize, page_bytes: pageBytes }) {
   };
 }
 
-/** What is wrong with a store, in words. */
+/** A failure of the store in words, or "". */
 function troubleOf(store) {
   switch (store?.guard?.breaker) {
     case "open":
@@ -155,7 +149,7 @@ function drawGap(gap, key, scheduler) {
   }
 }
 
-/** Steps of speed: an animation whose duration changes all the time would jump. */
+/** The speed in steps, because an animation jumps whenever its duration changes. */
 function speedOf(pagesPerSecond, pagesInFlight) {
   if (pagesPerSecond > 200) return "fast";
   if (pagesPerSecond > 20) return "medium";
@@ -165,5 +159,5 @@ function speedOf(pagesPerSecond, pagesInFlight) {
 function rateInWords(perSecond, stats) {
   if (perSecond > 0) return `${several(Math.max(1, Math.round(perSecond)), "page")}/s`;
   if (stats.in_flight_pages > 0) return `${several(stats.in_flight_pages, "page")} in flight`;
-  return stats.sound_pages > 0 ? `${short(stats.sound_pages)} so far` : "none yet";
+  return `${short(stats.sound_pages)} ${stats.sound_pages === 1 ? "page" : "pages"}`;
 }

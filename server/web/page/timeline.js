@@ -1,27 +1,72 @@
-// The time axis of the requests. Time in which nobody was there is cut out, so that two requests can be
-// compared however long one waits between them. Knows nothing of the page.
+// The time axis of the requests. Time in which there was no request is cut out, so that two requests can be compared
+// however much later the second one came. Independent of the document.
 
-/** What a cut takes of the axis. */
+/** Share of the axis that a cut takes. */
 const CUT_SHARE = 0.03;
+/** Share of the axis that all cuts take together at most. */
+const CUTS_SHARE_MAX = 0.4;
 
-/** An axis over the lives of some requests: says where on it, from 0 to 1, a moment is. */
-export function axisOf(requests, nowUs) {
-  const spans = mergeSpans(requests.map((request) => [request.timeline[0].at_us, endOf(request, nowUs)]));
-  const busyUs = spans.reduce((sum, [begin, end]) => sum + end - begin, 0) || 1;
-  const cuts = Math.max(0, spans.length - 1);
-  const cutShare = Math.min(CUT_SHARE, 0.4 / Math.max(1, cuts));
-  const scale = (1 - cuts * cutShare) / busyUs;
-  return (atUs) => {
+/** An axis over the lives of some requests. */
+export class TimeAxis {
+  #spans;
+  #scale;
+  #cutShare;
+
+  constructor(requests, nowUs) {
+    this.#spans = mergeSpans(requests.map((request) => [request.timeline[0].at_us, endOf(request, nowUs)]));
+    const cuts = Math.max(0, this.#spans.length - 1);
+    this.#cutShare = Math.min(CUT_SHARE, CUTS_SHARE_MAX / Math.max(1, cuts));
+    this.#scale = (1 - cuts * this.#cutShare) / (this.#busyUs || 1);
+  }
+
+  /** The position of a moment, from 0 to 1. */
+  at(momentUs) {
     let place = 0;
-    for (const [begin, end] of spans) {
-      if (atUs <= end) return place + Math.max(0, atUs - begin) * scale;
-      place += (end - begin) * scale + cutShare;
+    for (const [begin, end] of this.#spans) {
+      if (momentUs <= end) return place + Math.max(0, momentUs - begin) * this.#scale;
+      place += (end - begin) * this.#scale + this.#cutShare;
     }
     return 1;
-  };
+  }
+
+  /** About `wanted` ticks: each with its position and the time since the beginning of the axis, without cuts, in ms. */
+  ticks(wanted) {
+    const step = tickStep(this.#busyUs, wanted);
+    const ticks = [];
+    for (let elapsedUs = 0; step > 0 && elapsedUs <= this.#busyUs; elapsedUs += step) {
+      ticks.push({ place: this.#placeAfter(elapsedUs), ms: elapsedUs / 1000 });
+    }
+    return ticks;
+  }
+
+  /** The cuts: where each begins and ends, from 0 to 1. */
+  get cuts() {
+    return this.#spans.slice(0, -1).map(([, end]) => [this.at(end), this.at(end) + this.#cutShare]);
+  }
+
+  get #busyUs() {
+    return this.#spans.reduce((sum, [begin, end]) => sum + end - begin, 0);
+  }
+
+  #placeAfter(elapsedUs) {
+    let left = elapsedUs;
+    for (const [begin, end] of this.#spans) {
+      if (left <= end - begin) return this.at(begin + left);
+      left -= end - begin;
+    }
+    return 1;
+  }
 }
 
-/** The states of a request as segments, each from a moment to the next. */
+/** The distance between ticks, 1, 2 or 5 times a power of ten, so that there are at most `wanted` distances. */
+function tickStep(busyUs, wanted) {
+  if (busyUs <= 0) return 0;
+  const least = busyUs / wanted;
+  const power = 10 ** Math.floor(Math.log10(least));
+  return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= least);
+}
+
+/** The states of a request as segments from one moment to the next. */
 export function segmentsOf(request, nowUs) {
   const { timeline } = request;
   const moments = isOver(request) ? timeline.slice(0, -1) : timeline;
@@ -32,17 +77,17 @@ export function segmentsOf(request, nowUs) {
   }));
 }
 
-/** Whether a request's life has ended. */
+/** Whether a request has ended. */
 export function isOver({ state }) {
   return state === "Finished" || state === "Aborted" || state === "Failed";
 }
 
-/** When a request's life ended, or now. */
+/** When a request ended, or now. */
 export function endOf(request, nowUs) {
   return isOver(request) ? request.timeline.at(-1).at_us : nowUs;
 }
 
-/** Spans that overlap become one. */
+/** Joins spans that overlap. */
 function mergeSpans(spans) {
   const merged = [];
   for (const [begin, end] of [...spans].sort(([one], [other]) => one - other)) {

@@ -1,4 +1,4 @@
-// The radix tree: which runs of pages are cached, where, and who keeps them.
+// The radix tree: the cached runs of pages, the tiers that hold them, and their pins.
 
 import { byId, drawing, drawList, element, setAttribute, setText } from "./dom.js";
 import { count, several, tokensAsText } from "./format.js";
@@ -6,14 +6,14 @@ import { layOut } from "./tree_layout.js";
 
 const ROW_PX_MIN = 26;
 const ROW_PX_MAX = 54;
-/** Boxes below this have one line. */
+/** Lower boxes have one line. */
 const LOW_PX = 38;
-/** Between boxes. */
+/** Space between boxes. */
 const SPACE_PX = 2;
 
-/** What the boxes are called that somebody has opened. */
+/** Keys of the boxes that were opened. */
 const opened = new Set();
-/** What was drawn last, so that it can be drawn again at once when a box is opened. */
+/** The latest view, to draw it again when a box is opened. */
 let latest = null;
 
 /** Draws the tree of a view. */
@@ -38,7 +38,7 @@ export function drawTree(view) {
   });
 }
 
-/** "12 of 57 nodes, 656 pages": as many nodes as there are boxes, and all of them. */
+/** "12 of 57 nodes, 656 pages": the number of boxes, of nodes, and of pages. */
 function summary(drawn, nodes, isWhole, pages) {
   const shown = isWhole && drawn === nodes ? "" : `${count(drawn)} of `;
   const all = `${isWhole ? "" : "more than "}${several(nodes, "node")}`;
@@ -60,7 +60,7 @@ function createBox({ folded, key }) {
   return box;
 }
 
-/** Opens what is folded, or folds it again. */
+/** A button that opens a folded box, or folds it again. */
 function foldButton(key, label) {
   const button = element("button", "", ...label);
   button.type = "button";
@@ -103,7 +103,7 @@ function drawNode(box, view, pageSize) {
   setAttribute(box, "aria-label", `${inWords(view)}: ${text}`);
 }
 
-/** The root of a namespace has no pages: it only says that nothing is shared across it. */
+/** The root of a namespace. It has no pages; it separates namespaces, which share none. */
 function drawRoot(box, { namespace }) {
   box.className = "root";
   setText(box.querySelector(".text"), namespace.slice(0, 6));

@@ -1,23 +1,22 @@
-// Where the nodes of the tree go: what follows a run stands to its right, branches lie below each other,
-// and a run is as tall as everything that continues it. Knows nothing of the page.
+// The layout of the tree: a run's continuations are on its right, branches are below each other, and a run is as tall as
+// its continuations. Independent of the document.
 
 /** Deeper nodes are folded into one box. */
 const DEPTH_MAX = 12;
-/** A label has no room for more tokens. */
+/** Number of tokens in a label at most. */
 const TOKENS_MAX = 128;
-/** Higher than any number of pages. */
+/** Rank that is higher than any number of pages. */
 const BUSY_RANK = 1e12;
 
 /**
- * Boxes for `views` in so many rows: each with a key, a place in rows, a span from left to right in
- * shares of the width, and either a node or a number of nodes that found no place. Those whose box is
- * among the keys of `opened` are placed nevertheless, in more rows. Also how many rows they take, and how
- * many nodes there are, as many as there would be boxes for if all were opened.
+ * Boxes for `views` in at most `rowsMax` rows. Each has a key, a row, its left edge and width as shares of the whole, and
+ * either a node or the number of nodes that are folded into it. Boxes whose keys are in `opened` are unfolded, in
+ * additional rows. Also returns the number of rows, and the number of nodes as boxes if all were unfolded.
  */
 export function layOut(views, pageSize, rowsMax, opened = new Set()) {
   const roots = growTree(views, pageSize);
   const boxes = [];
-  // The root of the only namespace says nothing.
+  // The root of the only namespace is not drawn.
   const tops = roots.length === 1 ? roots[0].children : roots;
   const place = { depth: 0, left: 0, key: "top", opened };
   const rows = placeAll(tops, 0, Math.max(1, rowsMax), place, boxes);
@@ -29,7 +28,7 @@ export function layOut(views, pageSize, rowsMax, opened = new Set()) {
   return { boxes, rows, nodes: sum(roots, "size") };
 }
 
-/** The list as a tree. Parents come before their children in it. */
+/** The list, in which parents come before their children, as a tree. */
 function growTree(views, pageSize) {
   // Roots of namespaces have no pages, and are not counted.
   const nodes = views.map((view) => ({ view, children: [], size: view.pages > 0 ? 1 : 0, pages: view.pages }));
@@ -45,23 +44,20 @@ function growTree(views, pageSize) {
     node.leaves = Math.max(1, sum(node.children, "leaves"));
     node.size += sum(node.children, "size");
     node.pages += sum(node.children, "pages");
-    // Who is pinned or moving is what one wants to see; then, what is large.
+    // Nodes that are pinned or moving come first, then large ones.
     const { view } = node;
     const busy = view.moving || view.device_pins + view.host_pins > 0;
     const busyChildren = node.children.filter((child) => child.busy);
     node.busy = busy || busyChildren.length > 0;
     node.rank = node.pages + (node.busy ? BUSY_RANK : 0);
-    // Enough to show everybody who is busy, and in one more row all others together.
+    // A row for each busy node, and one for all others together.
     const idleRows = busyChildren.length < node.children.length ? 1 : 0;
     node.leastRows = Math.max(1, sum(busyChildren, "leastRows") + idleRows);
   }
   return roots;
 }
 
-/**
- * Makes a node and its only child one, if nothing that is shown tells them apart: where sequences branch is
- * what matters, not in how many steps a run was computed.
- */
+/** Joins a node with its only child if they look the same: branches matter, not the steps in which a run was computed. */
 function joinOnlyChild(node, pageSize) {
   const [child, ...others] = node.children;
   if (!child || others.length > 0 || !alike(node.view, child.view)) return;
@@ -74,7 +70,7 @@ function joinOnlyChild(node, pageSize) {
     nodes: 1 + (child.view.nodes ?? 1),
   };
   node.pages += child.pages - sum(child.children, "pages");
-  // What is folded behind a run keeps its name when the run is told apart again.
+  // A folded box behind the run keeps its key when the run is separated again.
   node.endKey = child.endKey;
   node.children = child.children;
 }
@@ -84,10 +80,7 @@ function alike(one, other) {
   return one.pages > 0 && shown.every((field) => one[field] === other[field]);
 }
 
-/**
- * A name for a node that stays when nodes are split or merged: the hash of its parent's and of its first
- * page.
- */
+/** A key of a node that survives splits and merges: the hash of its parent's key and its first page. */
 function keyOf(parentKey, tokens) {
   let hash = 0x811c9dc5;
   for (const unit of `${parentKey}/${tokens.join()}`) {
@@ -96,7 +89,7 @@ function keyOf(parentKey, tokens) {
   return hash.toString(36);
 }
 
-/** Places siblings below each other in at most so many rows, unless they are opened; says how many they took. */
+/** Places siblings below each other, in at most `rowsMax` rows unless they are unfolded. Returns the number of rows. */
 function placeAll(siblings, row, rowsMax, place, boxes) {
   const rowsOf = place.depth < DEPTH_MAX ? shareRows(siblings, rowsMax) : new Map();
   const folded = siblings.filter((node) => !rowsOf.has(node));
@@ -112,10 +105,7 @@ function placeAll(siblings, row, rowsMax, place, boxes) {
   return next - row;
 }
 
-/**
- * How many rows each of some siblings gets. Those that are not in the answer get none; for them together
- * one row is kept free.
- */
+/** Number of rows for each sibling. Siblings that are missing in the result are folded; one row is kept free for them. */
 function shareRows(siblings, rowsMax) {
   const rowsOf = new Map();
   let rowsLeft = rowsMax;
@@ -128,7 +118,7 @@ function shareRows(siblings, rowsMax) {
     rowsLeft -= rows;
   }
   if (rowsOf.size < siblings.length) return rowsOf;
-  // What is left goes round, so that no branch takes it all.
+  // Remaining rows are shared out in turn, so that no branch takes all.
   let wanting = byRank;
   while (rowsLeft > 0 && wanting.length > 0) {
     wanting = wanting.filter((node) => rowsOf.get(node) < node.leaves);
@@ -140,7 +130,7 @@ function shareRows(siblings, rowsMax) {
   return rowsOf;
 }
 
-/** Places a node and what follows it; says how many rows that took. */
+/** Places a node and its continuations. Returns the number of rows. */
 function placeOne(node, row, rows, place, boxes) {
   const box = { key: node.key, view: node.view, row, rows: 1, left: place.left, width: widthOf(node.view) };
   boxes.push(box);
@@ -149,7 +139,7 @@ function placeOne(node, row, rows, place, boxes) {
   return box.rows;
 }
 
-/** A box that stands for nodes without a place of their own, or stands below them while they are opened. */
+/** A box that represents folded nodes, or that is below them while they are unfolded. */
 function foldBox(nodes, isOpen, row, place) {
   return {
     key: foldKey(place),
@@ -161,15 +151,12 @@ function foldBox(nodes, isOpen, row, place) {
   };
 }
 
-/** A name for what is folded behind a node. */
+/** The key of the folded box behind a node. */
 function foldKey({ key }) {
   return `more-${key}`;
 }
 
-/**
- * Longer runs are wider, but by their order of magnitude: a question of one page behind a document of a
- * thousand must be seen, too.
- */
+/** Width of a run, logarithmic in its pages: a question of one page behind a document of a thousand must be visible. */
 function widthOf({ pages }) {
   return pages === 0 ? 2.5 : 3 + 1.6 * Math.log2(1 + pages);
 }

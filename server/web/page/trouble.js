@@ -1,6 +1,6 @@
-// Why the server did not do what it was asked for.
+// Errors of the server, for people.
 
-/** What an answer that is no success says. Errors come as JSON; what stands in between may answer otherwise. */
+/** The message of a response that is no success. The server sends JSON; a proxy may send something else. */
 export async function troubleOf(response) {
   try {
     return (await response.json()).error.message;

@@ -175,3 +175,19 @@ fn clearing_spares_what_is_pinned() {
     cache.unpin_host(on_host);
     end(cache);
 }
+
+#[test]
+fn clearing_the_device_keeps_host_copies_and_pinned_pages() {
+    let mut cache = cache(12, 8);
+    publish(&mut cache, "abcd");
+    write_back(&mut cache, "abcd");
+    publish(&mut cache, "xyz");
+    let pin = publish_and_pin(&mut cache, "uv");
+    assert_eq!(cache.clear_device(), Freed { device_pages: 7, host_pages: 0 });
+    assert_eq!(depths(&cache, "abcd"), (0, 4), "the host keeps its copies");
+    assert_eq!(depths(&cache, "xyz"), (0, 0), "there was no copy");
+    assert_eq!(depths(&cache, "uv").0, 2, "pinned pages stay");
+    audit(&cache, &[&pin], &[]);
+    cache.unpin_device(pin);
+    end(cache);
+}

@@ -6,7 +6,7 @@ use std::process::Output;
 
 use serde_json::Value;
 
-use crate::process::{Server, ask, terrace};
+use crate::process::{Server, ask, request, terrace};
 
 fn run(arguments: &[&str], file: &Path) -> Output {
     terrace().args(arguments).arg(file).output().unwrap()
@@ -36,6 +36,10 @@ fn recording_server(folder: &Path) -> Server {
                     let prompt =
                         format!("Conversation {thread}. ") + &"And then? ".repeat(9 * turn);
                     ask(address, &prompt, "").unwrap();
+                    if thread == 0 && turn == 3 {
+                        let path = "/reset_prefix_cache?host=false";
+                        assert_eq!(request(address, "POST", path, "").unwrap().0, 200);
+                    }
                 }
             });
         }
@@ -59,6 +63,10 @@ fn recorded_traffic_is_replayed_and_decisions_are_the_same_again() {
     assert!(reuse > 0.3, "each turn repeats the one before: {reuse}");
 
     let log = folder.path().join("decisions.jsonl");
+    assert!(
+        fs::read_to_string(&log).unwrap().contains("\"device_cleared\""),
+        "the reset is a decision"
+    );
     let checked = run(&["decisions", "--json"], &log);
     assert!(checked.status.success(), "{}", told(&checked));
     let checked: Value = serde_json::from_slice(&checked.stdout).unwrap();

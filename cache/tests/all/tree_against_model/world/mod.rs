@@ -59,6 +59,8 @@ pub(crate) enum Op {
     EvictHost { pages: usize },
     /// Everything that nobody has pinned is forgotten.
     Clear,
+    /// The device forgets its unpinned pages.
+    ClearDevice,
 }
 
 /// How much of a transfer arrived.
@@ -201,6 +203,11 @@ impl World {
             Op::Clear => {
                 let evictable = self.cache.usage().device.evictable_pages;
                 let freed = self.cache.clear();
+                assert!(freed.device_pages >= evictable, "{freed:?} of {evictable}");
+            }
+            Op::ClearDevice => {
+                let evictable = self.cache.usage().device.evictable_pages;
+                let freed = self.cache.clear_device();
                 assert!(freed.device_pages >= evictable, "{freed:?} of {evictable}");
             }
         }

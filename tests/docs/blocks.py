@@ -46,7 +46,7 @@ class Block:
 def blocks(text: str) -> list[Block]:
     """Returns the blocks of a document, in order.
 
-    Raises BlockError if a comment precedes no block, lacks its value, or a fence is not closed.
+    Raises BlockError if a comment precedes no block or lacks its value, or if fences do not match.
     """
     found: list[Block] = []
     comments: dict[str, str] = {}
@@ -75,6 +75,8 @@ def _block(number: int, fence: re.Match[str], lines: Iterator[tuple[int, str]], 
     for _, line in lines:
         if line.strip() == ticks:
             break
+        if _COMMENT.match(line) or re.match(rf"\s*{ticks}\w", line):
+            raise BlockError(f"line {number}: the block contains '{line.strip()}': is a fence missing or one too many?")
         content.append(line.removeprefix(indent))
     else:
         raise BlockError(f"line {number}: the fence is not closed")

@@ -50,6 +50,11 @@ class Extraction(unittest.TestCase):
         with self.assertRaisesRegex(BlockError, "at the end"):
             blocks("<!-- output -->\n")
 
+    def test_fences_too_many_are_errors(self) -> None:
+        for text in ("```sh\nls\n```\n```\n<!-- output -->\n```\n", "```\nx\n```sh\nls\n```\n"):
+            with self.assertRaisesRegex(BlockError, "one too many"):
+                blocks(text)
+
     def test_open_fences_are_errors(self) -> None:
         with self.assertRaisesRegex(BlockError, "line 1: .* not closed"):
             blocks("```sh\nls\n")

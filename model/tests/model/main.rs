@@ -7,5 +7,6 @@ mod identity;
 mod loading;
 mod reference;
 mod text;
+mod thoughts;
 mod transformers;
 mod world;

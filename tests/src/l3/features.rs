@@ -15,12 +15,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
-use terrace_l3::{Arena, ExistsOptions, ReleaseConfig, Removal, Store};
+use terrace_l3::{Arena, ExistsOptions, Removal, Store};
+use terrace_l3_conformance::run_checks;
 use terrace_l3_features::{
-    Dtype, FeatureConfig, FeatureError, FeatureRef, FeatureStore, Released, Tensor, TensorSpec,
+    Dtype, FeatureConfig, FeatureError, FeatureRef, FeatureStore, FreeConfig, Released, Tensor,
+    TensorSpec,
 };
 
-use super::checks;
 use super::mischief::{Asked, MischievousStore, Trick};
 
 /// A store to keep features in.
@@ -117,7 +118,7 @@ pub async fn all(make: impl Fn() -> FeatureBackend) {
     let only = std::env::var("TERRACE_FEATURE_CHECK").unwrap_or_default();
     let chosen = CHECKS.iter().filter(|(name, _)| name.contains(&only));
     let checks = chosen.map(|(name, check)| (*name, check(Stage::new(make()))));
-    checks::run(checks, AT_A_TIME, PATIENCE).await;
+    run_checks(checks, AT_A_TIME, PATIENCE).await;
 }
 
 /// A backend, and a name that nobody else has in it.
@@ -141,7 +142,7 @@ impl Stage {
     }
 
     fn producer_config(&self, owner: u16) -> FeatureConfig {
-        let free = ReleaseConfig { retry_ms: 5, retry_max_ms: 50, ..ReleaseConfig::default() };
+        let free = FreeConfig { retry_ms: 5, retry_max_ms: 50, ..FreeConfig::default() };
         let (poll_ms, recheck_ms) = (5, 5);
         FeatureConfig { free, poll_ms, recheck_ms, ..FeatureConfig::producer(&self.name, owner) }
     }

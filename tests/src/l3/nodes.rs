@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use terrace_l3::LendingStore;
 use terrace_l3_nodes::{
-    Holding, NodeAddress, NodeConfig, NodeSecret, NodeServer, NodesConfig, NodesStore, RunningNode,
+    NodeAddress, NodeConfig, NodeSecret, NodeServer, NodesConfig, NodesStore, RunningNode,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -28,7 +29,7 @@ impl LocalNodes {
     /// # Panics
     /// When there is no tokio runtime, or no port is left.
     #[must_use]
-    pub fn start(count: usize, holding: impl Fn() -> Holding) -> Self {
+    pub fn start(count: usize, holding: impl Fn() -> Arc<dyn LendingStore>) -> Self {
         let secret = secret();
         let mut nodes = Vec::new();
         let mut addresses = Vec::new();

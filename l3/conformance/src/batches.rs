@@ -6,7 +6,7 @@ use terrace_l3::{
 };
 
 use super::{Bench, assert_each, filled, poll_once};
-use crate::l3::objects::{HARD, page};
+use crate::objects::{HARD, page};
 
 /// What is wrong with one object of a batch is no matter of its neighbours.
 pub(super) async fn each_object_of_a_batch_is_answered_by_itself(bench: Bench) {
@@ -255,7 +255,7 @@ pub(super) async fn every_length_up_to_the_largest_comes_back(bench: Bench) {
             let gets = vec![Get::new(id, target)];
             bench.store().get_into(gets, GetOptions::default()).await.remove(0).unwrap();
             let read = aligned.source(1).expect("it came back").first(length);
-            assert!(crate::l3::objects::is_right(&id, &read), "{length} bytes");
+            assert!(crate::objects::is_right(&id, &read), "{length} bytes");
             bench.remove(id, Removal::Plain).await.unwrap();
         }
     }

@@ -5,7 +5,7 @@ use terrace_l3::{
 };
 
 use super::{Bench, filled, poll_once, tiers};
-use crate::l3::objects::{HARD, page};
+use crate::objects::{HARD, page};
 
 /// No lease and no copy elsewhere keeps it: F34.
 pub(super) async fn what_is_removed_is_gone_at_once(bench: Bench) {

@@ -4,7 +4,7 @@ use terrace_cache::{PageKey, PrefixDigest};
 use terrace_l3::{GetOptions, Mismatch, ObjectId, Put, PutOptions, Removal, StoreError, Stored};
 
 use super::Bench;
-use crate::l3::objects::{HARD, page};
+use crate::objects::{HARD, page};
 
 /// Pages are named by their content, so whoever puts a name again brings the same bytes; if it does
 /// not, the first ones count.

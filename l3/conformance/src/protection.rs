@@ -4,7 +4,7 @@ use terrace_l3::{ExistsOptions, Pin, PutOptions, Removal, StoreError, Stored};
 use tokio::time::{Instant, sleep};
 
 use super::Bench;
-use crate::l3::objects::{HARD, HARD_OF_ANOTHER, page};
+use crate::objects::{HARD, HARD_OF_ANOTHER, page};
 
 const LEASE: ExistsOptions = ExistsOptions { prefetch_to_memory: false, lease: true };
 

@@ -9,7 +9,7 @@ use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
 use super::Bench;
-use crate::l3::objects::{HARD, page};
+use crate::objects::{HARD, page};
 
 /// All of them the right bytes.
 pub(super) async fn many_read_one_object(bench: Bench) {

@@ -1,5 +1,5 @@
-//! What the feature store promises over every backend, as checks that each of them passes. The names of
-//! the checks, in the order of [`all`], read as the contract.
+//! Guarantees of the feature store on every backend, as checks that each of them passes. The names
+//! of the checks, in the order of [`all`], read as the contract.
 
 mod atomicity;
 mod lifetime;
@@ -28,9 +28,9 @@ use super::mischief::{Asked, MischievousStore, Trick};
 pub struct FeatureBackend {
     /// A handle for each process that uses it: another connection, or the same store again.
     pub handle: Box<dyn Fn() -> Arc<dyn Store> + Send + Sync>,
-    /// How many objects are in it, if its statistics cannot tell.
+    /// Counts the objects in the store, if its statistics cannot.
     pub objects: Option<Box<dyn Fn() -> u64 + Send + Sync>>,
-    /// Whatever must outlive the store, such as its directory.
+    /// Values that must outlive the store, such as its directory.
     pub keep: Box<dyn Any + Send + Sync>,
 }
 
@@ -121,7 +121,7 @@ pub async fn all(make: impl Fn() -> FeatureBackend) {
     run_checks(checks, AT_A_TIME, PATIENCE).await;
 }
 
-/// A backend, and a name that nobody else has in it.
+/// A backend, and a unique store name on it.
 struct Stage {
     backend: FeatureBackend,
     name: String,
@@ -129,7 +129,7 @@ struct Stage {
     owners: Mutex<BTreeSet<u16>>,
 }
 
-/// How many notes say which process has the number of a producer.
+/// Number of notes for the number of a producer.
 const OWNER_NOTES: u64 = 3;
 
 impl Stage {
@@ -160,7 +160,7 @@ impl Stage {
         self.owners.lock().expect("nobody panics").extend(config.owner);
     }
 
-    /// Whether nothing is in the store but what says who has the numbers of producers.
+    /// Returns true if the store is empty except for the notes of producers' numbers.
     async fn assert_empty(&self, process: &Process) {
         process.store.flush().await.expect("a sound store flushes");
         let stats = process.store.stats();
@@ -198,7 +198,7 @@ struct Process {
 /// A sample has two tensors of these sizes.
 const SIZES: [(&str, usize); 2] = [("hidden", 6000), ("ids", 800)];
 const SAMPLE_BYTES: u64 = 6800;
-/// What that takes of a store: a slot for each tensor and each note.
+/// Bytes that this takes of a store: a slot for each tensor and each note.
 const SAMPLE_FOOTPRINT: u64 = 4 * OBJECT_BYTES_MAX as u64;
 
 impl Process {
@@ -262,7 +262,7 @@ impl Process {
         self.features.release(reference.clone()).await
     }
 
-    /// How many of the sample's objects are in the store.
+    /// Number of the sample's objects in the store.
     async fn objects_left(&self, reference: &FeatureRef) -> usize {
         let ids: Vec<_> = self.features.objects(reference).into_iter().map(|(_, id)| id).collect();
         let found = self.store.exists(&ids, ExistsOptions::default()).await;

@@ -11,7 +11,9 @@ use terrace_l3::{
     Arena, ExistsOptions, Get, GetOptions, MemoryConfig, MemoryStore, ObjectId, Put, PutOptions,
     Removal, Results, Store, StoreStats,
 };
-use terrace_l3_disk::{DiskConfig, DiskStore, IoEngine, PlainFile};
+use terrace_l3_disk::{DiskConfig, DiskStore, IoEngine};
+
+use crate::direct_file::DirectFile;
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -67,7 +69,7 @@ pub struct L3Figures {
 const ROUNDS: usize = 3;
 
 /// Skipping by it visits every object once, as long as there are not as many.
-const LARGE_PRIME: u64 = 4_294_967_291;
+pub(crate) const LARGE_PRIME: u64 = 4_294_967_291;
 
 type Failure = Box<dyn Error + Send + Sync>;
 
@@ -120,7 +122,7 @@ impl L3Workload {
         let objects = self.objects();
         let plain_path = path.join("plain");
         let plain =
-            PlainFile::create(&plain_path, io, self.object_bytes, u64::from(objects), self.depth)?;
+            DirectFile::create(&plain_path, self.object_bytes, u64::from(objects), self.depth)?;
         let store_path = path.join("store");
         let store = Arc::new(DiskStore::open(self.disk_config(&store_path, io, objects))?);
         // Twice as many objects as the disk has in flight, so that it always has its fill.

@@ -6,6 +6,8 @@
 
 mod cache;
 #[cfg(feature = "program")]
+mod direct_file;
+#[cfg(feature = "program")]
 mod features;
 mod figures;
 #[cfg(feature = "program")]
@@ -41,7 +43,7 @@ pub use l3::{L3Backend, L3Figures, L3Workload};
 #[cfg(feature = "program")]
 pub use lifetimes::{LifetimesFigures, LifetimesWorkload};
 #[cfg(feature = "program")]
-pub use mooncake::{MooncakeFigures, MooncakeOverhead, MooncakeWorkload};
+pub use mooncake::{MooncakeFigures, MooncakeWorkload};
 #[cfg(feature = "program")]
 pub use nodes::{Comparison, NodesFigures, NodesWorkload, TransferFigures};
 #[cfg(feature = "program")]

@@ -10,7 +10,7 @@ use serde::Serialize;
 use terrace_cache::PageKey;
 use terrace_l3::{
     Arena, ExistsOptions, Get, GetOptions, MemoryConfig, MemoryStore, ObjectId, Owner, Pin, Put,
-    PutOptions, ReleaseConfig, Releases, Store,
+    PutOptions, Removal, Store,
 };
 
 /// What to measure.
@@ -70,8 +70,7 @@ impl LifetimesWorkload {
             leased_share_max: 1.0,
             ..MemoryConfig::new(self.capacity_bytes, self.object_bytes)
         };
-        let memory = Arc::new(MemoryStore::new(config)?);
-        let store = Arc::new(Releases::new(memory.clone(), ReleaseConfig::default()));
+        let store = Arc::new(MemoryStore::new(config)?);
         let arena = Arena::new(2 * self.concurrency, self.object_bytes)?;
         let _registration = store.register(&arena)?;
         let (objects, over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
@@ -93,7 +92,7 @@ impl LifetimesWorkload {
         };
         let workers: Vec<_> =
             (0..self.concurrency).map(|number| tokio::spawn(worker(number))).collect();
-        let resident = || memory.stats().memory.map_or(0, |memory| memory.resident_bytes);
+        let resident = || store.stats().memory.map_or(0, |memory| memory.resident_bytes);
         let (began, mut samples) = (Instant::now(), Vec::new());
         while began.elapsed() < self.run {
             tokio::time::sleep(Duration::from_millis(2)).await;
@@ -111,14 +110,14 @@ impl LifetimesWorkload {
             resident_mean_bytes: samples.iter().sum::<u64>() / samples.len().max(1) as u64,
             resident_max_bytes: samples.iter().copied().max().unwrap_or(0),
             resident_end_bytes: resident(),
-            evicted: memory.stats().memory.map_or(0, |memory| memory.evicted),
+            evicted: store.stats().memory.map_or(0, |memory| memory.evicted),
         })
     }
 }
 
 /// The life of an object: stored with a hard pin, found and leased, read, released.
 async fn pass_on(
-    store: &Releases,
+    store: &MemoryStore,
     arena: &Arena,
     number: u32,
     id: ObjectId,
@@ -131,6 +130,6 @@ async fn pass_on(
     store.exists(&[id], leased).await.remove(0)?;
     let get = Get::new(id, arena.target(2 * number + 1)?);
     store.get_into(vec![get], GetOptions::default()).await.remove(0)?;
-    store.release(vec![id]).await;
+    store.remove(&[id], Removal::Final).await.remove(0)?;
     Ok(())
 }

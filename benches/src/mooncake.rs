@@ -1,12 +1,13 @@
-//! A store in a Mooncake cluster against the bare calls of its library.
+//! Puts and gets of a store in a Mooncake cluster, and the share of checksums in them.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use terrace_kit::median;
+use terrace_l3::backend::payload_checksums;
 use terrace_l3::{Arena, Get, GetOptions, ObjectId, Put, PutOptions, Removal, Store};
-use terrace_l3_mooncake::{MooncakeConfig, MooncakeStore, PlainCalls};
+use terrace_l3_mooncake::{MooncakeConfig, MooncakeStore};
 
 use crate::l3::{all, id};
 
@@ -23,41 +24,23 @@ pub struct MooncakeWorkload {
     pub object_bytes: Vec<usize>,
     /// Objects in a batch.
     pub batch: u32,
-    /// Batches of each kind; they take turns.
+    /// Number of batches.
     pub rounds: u32,
 }
 
-/// How long batches of one size took: medians, in microseconds.
+/// Durations of batches of one object size: medians, in microseconds.
 #[derive(Clone, Debug, Serialize)]
 pub struct MooncakeFigures {
-    /// The size of an object.
+    /// Size of an object.
     pub object_bytes: usize,
-    /// Objects in a batch.
+    /// Objects per batch.
     pub batch: u32,
-    /// The library's put.
-    pub plain_put_us: f64,
-    /// The store's put.
+    /// Put of a batch.
     pub put_us: f64,
-    /// The library's get.
-    pub plain_get_us: f64,
-    /// The store's get.
+    /// Get of a batch.
     pub get_us: f64,
-    /// How much longer the store's put takes.
-    pub put_overhead: MooncakeOverhead,
-    /// How much longer the store's get takes.
-    pub get_overhead: MooncakeOverhead,
-}
-
-/// How much longer something takes, in percent: medians over neighbours in time.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct MooncakeOverhead {
-    /// Than the library's call.
-    pub percent: f64,
-    /// Than the library's call and the checksums of the batch: what is left is the adapter's own.
-    pub besides_checksums_percent: f64,
-    /// How much longer the library's call and the checksums take than the call alone. Nothing that
-    /// verifies what it serves is below this.
-    pub checksums_percent: f64,
+    /// Checksums of a batch, on one call outside the store.
+    pub checksums_us: f64,
 }
 
 impl MooncakeWorkload {
@@ -87,48 +70,22 @@ impl MooncakeWorkload {
                 *byte = (at.wrapping_mul(2_654_435_761) >> 24) as u8 ^ page as u8;
             });
         }
-        let plain = PlainCalls::new(&store, self.batch)?;
-        let checked = PlainCalls::new(&store, self.batch)?.with_checksums();
         let mut rounds = Vec::new();
-        for round in 0..self.rounds {
-            let mut times = Round::default();
-            // Each is the first as often as the others.
-            for turn in 0..3 {
-                match (round + turn) % 3 {
-                    0 => times.store = self.batch_of_store(&store, &arena).await?,
-                    1 => times.plain = batch_of(&plain, &arena)?,
-                    _ => times.checked = batch_of(&checked, &arena)?,
-                }
-            }
-            rounds.push(times);
+        for _ in 0..self.rounds {
+            rounds.push(self.batch_of_store(&store, &arena).await?);
         }
         store.shutdown().await?;
-        // The first rounds make connections.
+        // The first rounds open connections.
         let rounds = &rounds[rounds.len() / 10..];
-        let median_us = |time: fn(&Round) -> Duration| {
+        let median_us = |time: fn(&Times) -> Duration| {
             median(rounds.iter().map(|round| time(round).as_secs_f64() * 1e6))
-        };
-        let overhead = |call: fn(&Times) -> Duration| {
-            let percent = |slow: fn(&Round) -> &Times, fast: fn(&Round) -> &Times| {
-                let seconds = |times: &Times| call(times).as_secs_f64();
-                let ratios = rounds.iter().map(|it| seconds(slow(it)) / seconds(fast(it)));
-                100.0 * (median(ratios) - 1.0)
-            };
-            MooncakeOverhead {
-                percent: percent(|it| &it.store, |it| &it.plain),
-                besides_checksums_percent: percent(|it| &it.store, |it| &it.checked),
-                checksums_percent: percent(|it| &it.checked, |it| &it.plain),
-            }
         };
         Ok(MooncakeFigures {
             object_bytes,
             batch: self.batch,
-            plain_put_us: median_us(|it| it.plain.put),
-            put_us: median_us(|it| it.store.put),
-            plain_get_us: median_us(|it| it.plain.get),
-            get_us: median_us(|it| it.store.get),
-            put_overhead: overhead(|times| times.put),
-            get_overhead: overhead(|times| times.get),
+            put_us: median_us(|it| it.put),
+            get_us: median_us(|it| it.get),
+            checksums_us: median_us(|it| it.checksums),
         })
     }
 
@@ -145,29 +102,19 @@ impl MooncakeWorkload {
         all(store.get_into(gets, GetOptions::default()).await)?;
         let get = began.elapsed();
         all(store.remove(&ids, Removal::Forced).await)?;
-        Ok(Times { put, get })
+        let pages = (0..self.batch).map(|page| arena.source(page));
+        let pages = pages.collect::<Result<Vec<_>, _>>()?;
+        let payloads: Vec<&[u8]> = pages.iter().map(|page| &**page).collect();
+        let began = Instant::now();
+        std::hint::black_box(payload_checksums(&payloads));
+        Ok(Times { put, get, checksums: began.elapsed() })
     }
 }
 
-/// One batch, there and back.
-#[derive(Clone, Copy, Debug, Default)]
+/// Durations for one batch.
+#[derive(Clone, Copy, Debug)]
 struct Times {
     put: Duration,
     get: Duration,
-}
-
-/// Batches that were neighbours in time.
-#[derive(Clone, Copy, Debug, Default)]
-struct Round {
-    store: Times,
-    /// The library's calls alone.
-    plain: Times,
-    /// The library's calls with checksums.
-    checked: Times,
-}
-
-fn batch_of(calls: &PlainCalls, arena: &Arena) -> Result<Times, Failure> {
-    let times = Times { put: calls.put(arena)?, get: calls.get(arena)? };
-    calls.remove();
-    Ok(times)
+    checksums: Duration,
 }

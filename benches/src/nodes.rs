@@ -1,6 +1,7 @@
 //! Nodes over the loopback interface, against plain bytes over it in the same run.
 
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 use std::time::Instant;
 
 use serde::Serialize;
@@ -10,7 +11,7 @@ use terrace_l3::{
     Removal, Store,
 };
 use terrace_l3_nodes::{
-    Holding, NodeAddress, NodeConfig, NodeSecret, NodeServer, NodesConfig, NodesStore, RunningNode,
+    NodeAddress, NodeConfig, NodeSecret, NodeServer, NodesConfig, NodesStore, RunningNode,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -203,7 +204,7 @@ impl Setup {
             let capacity = u64::from(objects) * object_bytes as u64;
             let store = MemoryStore::new(MemoryConfig::new(capacity, object_bytes))?;
             let config = NodeConfig::new(secret.clone());
-            let node = NodeServer::bind("127.0.0.1:0", Holding::Memory(store), config)?.start()?;
+            let node = NodeServer::bind("127.0.0.1:0", Arc::new(store), config)?.start()?;
             let (name, address) = (format!("node-{number}"), node.address().to_string());
             addresses.push(NodeAddress { name, address, weight: 1.0 });
             running.push(node);

@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use terrace_l3::{MemoryConfig, MemoryStore, Store};
+use terrace_l3::{LendingStore, MemoryConfig, MemoryStore, Store};
 use terrace_l3_disk::{
     DiskConfig, DiskStore, OpenError, Opening, Shortage, TieredConfig, TieredStore,
     usual_reserve_bytes,
 };
-use terrace_l3_nodes::{ClientLimits, Holding, NodeClient, NodeConfig, NodeSecret, NodeServer};
+use terrace_l3_nodes::{ClientLimits, NodeClient, NodeConfig, NodeSecret, NodeServer};
 use terrace_replay::human::whole;
 use terrace_server::{ClientSettings, NodeSettings, Size, serve_node_figures};
 
@@ -130,12 +130,12 @@ fn pins_kept_ms(settings: &NodeSettings) -> u64 {
 }
 
 /// What the node has to give, and the same in words.
-fn holding(settings: &NodeSettings) -> Result<(Holding, String), Box<dyn Error>> {
+fn holding(settings: &NodeSettings) -> Result<(Arc<dyn LendingStore>, String), Box<dyn Error>> {
     let object_bytes_max = usize::try_from(settings.object_max.as_u64())?;
     let memory = MemoryConfig::new(settings.memory.as_u64(), object_bytes_max);
     let memory = MemoryStore::new(memory).map_err(|error| format!("--memory: {error}"))?;
     let place = format!("{} of memory", settings.memory);
-    let Some(folder) = &settings.disk else { return Ok((Holding::Memory(memory), place)) };
+    let Some(folder) = &settings.disk else { return Ok((Arc::new(memory), place)) };
     // Where the system does not tell how large it is, it does not tell what is free either.
     let usual = || usual_reserve_bytes(folder).unwrap_or(0);
     let disk = DiskConfig {
@@ -146,7 +146,7 @@ fn holding(settings: &NodeSettings) -> Result<(Holding, String), Box<dyn Error>>
     let disk = DiskStore::open(disk).map_err(|error| format!("--disk: {}", advised(error)))?;
     let place = format!("{place} over {}", told_of(settings, &disk, folder));
     let tiers = TieredConfig { promotion: settings.promotion(), ..TieredConfig::default() };
-    Ok((Holding::Tiers(TieredStore::new(memory, disk, tiers)?), place))
+    Ok((Arc::new(TieredStore::new(memory, disk, tiers)?), place))
 }
 
 /// What the disk really has, and what became of what was there.

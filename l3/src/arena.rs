@@ -1,10 +1,10 @@
-//! Memory that pages live in, and who is using which page right now.
+//! Page memory, and the loans that record which transfer uses which page.
 //!
-//! A transfer runs on while its caller does other things, and may go on after its caller has given
-//! up. So a page is lent to it: as a [`Source`], which any number may read, or as a [`Target`], which
-//! one may write; many at once as [`Sources`] and [`Targets`]. All are move-only, and giving one back is
-//! dropping it; until then the arena refuses to lend the page to anybody in its way. A page that is
-//! reused too early is thus an error at once and never wrong bytes later.
+//! A transfer outlives the call that started it: its caller may stop waiting. So a page is lent to
+//! it, as a [`Source`] with any number of readers or as a [`Target`] with one writer; [`Sources`]
+//! and [`Targets`] lend many pages at once. All are move-only, and dropping one returns the page.
+//! Until then the arena refuses conflicting loans. Reusing a page too early is therefore an error,
+//! never wrong bytes.
 
 #![allow(unsafe_code)]
 
@@ -27,84 +27,85 @@ use crate::sync::{AtomicU32, Ordering};
 
 pub use loans::{Sources, Targets};
 
-/// What direct IO wants memory to be aligned to.
+/// Alignment that direct IO requires of memory, in bytes.
 pub const ALIGNMENT: usize = 4096;
 
 /// Pages of memory, all of one size. Clones are the same memory.
 #[derive(Clone)]
 pub struct Arena {
-    inner: Arc<Inner>,
+    inner: Arc<Slab>,
 }
 
-struct Inner {
+struct Slab {
     id: u64,
     base: NonNull<u8>,
     page_bytes: usize,
-    /// How many bytes before each page belong to the store that the page is lent to.
+    /// Bytes before each page that belong to the store that borrows the page.
     headroom_bytes: usize,
     lending: Box<[Lending]>,
-    /// Which page's headroom is in use. Empty where there is none.
+    /// Per page, true while its headroom is in use. Empty for an arena without headroom.
     headrooms: Box<[AtomicBool]>,
     returned: Notify,
-    /// What must go before the memory does.
+    /// Values that must be dropped before the memory is.
     attached: Mutex<Vec<Box<dyn Any + Send + Sync>>>,
-    /// Keeps the memory; dropped last. A [`MmapRaw`] where the arena has mapped it itself.
+    /// Owner of the memory; dropped last. A [`MmapRaw`] if the arena has mapped it itself.
     owner: Box<dyn Any + Send + Sync>,
 }
 
-// SAFETY: `base` points to memory that `owner` keeps, and every access to it goes through a `Source`
-// or a `Target`, whose exclusion `Lending` enforces across threads.
-unsafe impl Send for Inner {}
+// SAFETY: `base` points to memory that `owner` keeps, and every access to it goes through a
+// `Source` or a `Target`, whose exclusion `Lending` enforces across threads.
+unsafe impl Send for Slab {}
 // SAFETY: as above.
-unsafe impl Sync for Inner {}
+unsafe impl Sync for Slab {}
 
-/// The page is in use and cannot be lent.
+/// Error: the page is in use and cannot be lent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "page {page} of the arena is in use by another transfer; wait for its outcome \
      (`Arena::returned`) before using it again"
 )]
 pub struct Lent {
-    /// Which page.
+    /// Index of the page.
     pub page: u32,
 }
 
 impl Arena {
-    /// Zeroed memory for `pages` pages of `page_bytes` each, aligned for direct IO. It is taken from
-    /// the system as it is first touched.
+    /// Allocates zeroed memory for `pages` pages of `page_bytes` each, aligned for direct IO. The
+    /// system provides it on first touch.
     ///
     /// # Errors
-    /// When the system has not so much address space left, or there is nothing to allocate.
+    /// If the address space is exhausted, or if the size is zero.
     pub fn new(pages: u32, page_bytes: usize) -> io::Result<Self> {
         Self::map(pages, page_bytes, 0, false)
     }
 
-    /// Like [`Arena::new`], in huge pages where the system has them: memory that is touched for the first time is then
-    /// there several times as fast.
+    /// Like [`Arena::new`], in huge pages where the system has them, which makes the first touch of
+    /// the memory several times as fast.
     pub(crate) fn in_huge_pages(pages: u32, page_bytes: usize) -> io::Result<Self> {
         Self::map(pages, page_bytes, 0, true)
     }
 
-    /// Like [`Arena::new`], with room for an object's header right before each page, so that a store
-    /// that keeps header and payload in one piece moves both without a copy. Pages that are aligned
-    /// for direct IO stay so. Headroom that no store uses is never taken from the system.
+    /// Like [`Arena::new`], with room for an object's header directly before each page, so that a
+    /// store that keeps header and payload in one piece moves both without a copy. The alignment
+    /// for direct IO is kept. Unused headroom never takes physical memory.
     ///
     /// # Errors
-    /// When the system has not so much address space left, or there is nothing to allocate.
+    /// If the address space is exhausted, or if the size is zero.
     pub fn with_headroom(pages: u32, page_bytes: usize) -> io::Result<Self> {
         Self::map(pages, page_bytes, Self::headroom_bytes(page_bytes), false)
     }
 
-    /// Like [`Arena::with_headroom`], in huge pages where the system has them: for memory that is taken from the system
-    /// at once ([`Arena::populate`]), and that a device or an adapter pins.
+    /// Like [`Arena::with_headroom`], in huge pages where the system has them: for memory that is
+    /// populated at once ([`Arena::populate`]) and pinned by a device or an adapter.
     ///
     /// # Errors
-    /// When the system has not so much address space left, or there is nothing to allocate.
+    /// If the address space is exhausted, or if the size is zero.
     pub fn with_headroom_in_huge_pages(pages: u32, page_bytes: usize) -> io::Result<Self> {
         Self::map(pages, page_bytes, Self::headroom_bytes(page_bytes), true)
     }
 
-    /// How many bytes [`Arena::with_headroom`] has before each page of a size.
+    /// Returns the number of bytes that [`Arena::with_headroom`] reserves before each page of this
+    /// size.
     #[must_use]
     pub fn headroom_bytes(page_bytes: usize) -> usize {
         if page_bytes.is_multiple_of(ALIGNMENT) { ALIGNMENT } else { HEADER_BYTES }
@@ -118,16 +119,16 @@ impl Arena {
         let mapping = if huge { map_in_huge_pages(bytes)? } else { MmapMut::map_anon(bytes)? };
         let mapping = MmapRaw::from(mapping);
         let base = NonNull::new(mapping.as_mut_ptr()).expect("a mapping has an address");
-        // SAFETY: the mapping has `bytes` readable and writable bytes, nobody else knows its address,
-        // and it lives as long as the owner.
+        // SAFETY: the mapping has `bytes` readable and writable bytes, nothing else knows its
+        // address, and it lives as long as the owner.
         Ok(unsafe { Self::from_parts(base, pages, page_bytes, headroom_bytes, Box::new(mapping)) })
     }
 
-    /// Pages in memory that somebody else allocated, for example pinned for a device.
+    /// Wraps memory that another component has allocated, for example pinned for a device.
     ///
     /// # Safety
     /// `base` must point to `pages * page_bytes` readable and writable bytes that stay valid until
-    /// `owner` is dropped. Whoever else touches a page (a device, another library) must hold a
+    /// `owner` is dropped. Any other user of a page (a device, another library) must hold a
     /// [`Source`] or [`Target`] of it meanwhile.
     #[must_use]
     pub unsafe fn from_raw(
@@ -136,21 +137,21 @@ impl Arena {
         page_bytes: usize,
         owner: Box<dyn Any + Send + Sync>,
     ) -> Self {
-        // SAFETY: what is asked of the caller is just what is needed without headroom.
+        // SAFETY: the caller guarantees exactly this, for an arena without headroom.
         unsafe { Self::from_parts(base, pages, page_bytes, 0, owner) }
     }
 
-    /// Like [`Arena::from_raw`], with room for an object's header right before each page, as
-    /// [`Arena::with_headroom`] has it: a slab whose owner has left `headroom_bytes` before every page moves
-    /// without a copy through stores that keep header and payload in one piece.
+    /// Like [`Arena::from_raw`], with room for an object's header directly before each page, as in
+    /// [`Arena::with_headroom`]. Pages of a slab whose owner leaves `headroom_bytes` before each of
+    /// them move without a copy through stores that keep header and payload in one piece.
     ///
     /// # Safety
-    /// `base` must point to `pages * (headroom_bytes + page_bytes)` readable and writable bytes that stay valid
-    /// until `owner` is dropped. The headroom is the arena's alone; for the pages the same goes as for
-    /// [`Arena::from_raw`].
+    /// `base` must point to `pages * (headroom_bytes + page_bytes)` readable and writable bytes
+    /// that stay valid until `owner` is dropped. Only the arena may touch the headroom; for the
+    /// pages, the rules of [`Arena::from_raw`] apply.
     ///
     /// # Panics
-    /// When a header does not fit into the headroom.
+    /// If a header does not fit into the headroom.
     #[must_use]
     pub unsafe fn from_raw_with_headroom(
         base: NonNull<u8>,
@@ -160,12 +161,12 @@ impl Arena {
         owner: Box<dyn Any + Send + Sync>,
     ) -> Self {
         assert!(headroom_bytes >= HEADER_BYTES, "a header has {HEADER_BYTES} bytes");
-        // SAFETY: it is just what is asked of the caller.
+        // SAFETY: the caller guarantees exactly this.
         unsafe { Self::from_parts(base, pages, page_bytes, headroom_bytes, owner) }
     }
 
     /// # Safety
-    /// As for [`Arena::from_raw`], with `headroom_bytes` more before each page.
+    /// Like [`Arena::from_raw`], with `headroom_bytes` more before each page.
     unsafe fn from_parts(
         base: NonNull<u8>,
         pages: u32,
@@ -174,7 +175,7 @@ impl Arena {
         owner: Box<dyn Any + Send + Sync>,
     ) -> Self {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
-        let inner = Inner {
+        let inner = Slab {
             id: NEXT_ID.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
             base,
             page_bytes,
@@ -193,10 +194,10 @@ impl Arena {
     /// Lends a page for reading.
     ///
     /// # Errors
-    /// When somebody may be writing to it.
+    /// If the page is lent for writing.
     ///
     /// # Panics
-    /// When the arena has no such page.
+    /// If the arena has no such page.
     pub fn source(&self, page: u32) -> Result<Source, Lent> {
         if !self.inner.lending[page as usize].share() {
             return Err(Lent { page });
@@ -207,25 +208,25 @@ impl Arena {
     /// Lends a page for writing.
     ///
     /// # Errors
-    /// When somebody may be reading it or writing to it.
+    /// If the page is lent, for reading or writing.
     ///
     /// # Panics
-    /// When the arena has no such page.
+    /// If the arena has no such page.
     pub fn target(&self, page: u32) -> Result<Target, Lent> {
-        if !self.inner.lending[page as usize].seize() {
+        if !self.inner.lending[page as usize].lend_exclusively() {
             return Err(Lent { page });
         }
         Ok(Target(Loan { inner: self.inner.clone(), page, length: self.inner.page_bytes }))
     }
 
-    /// Whether somebody uses the page.
+    /// Returns true while the page is lent.
     #[must_use]
     pub fn is_lent(&self, page: u32) -> bool {
         !self.inner.lending[page as usize].is_idle()
     }
 
-    /// Waits until nobody uses the page: after a transfer that was given up, the moment from which
-    /// its page may be used again.
+    /// Waits until the page is no longer lent. After a transfer that was given up, its page may be
+    /// reused from then on.
     pub async fn returned(&self, page: u32) {
         loop {
             let mut returned = std::pin::pin!(self.inner.returned.notified());
@@ -237,62 +238,62 @@ impl Arena {
         }
     }
 
-    /// Keeps something as long as the memory, and drops it before that goes: a device that has pinned the
-    /// memory lets go of it so.
+    /// Attaches a value that is dropped before the memory is, for example the registration of the
+    /// memory with a device.
     pub fn attach(&self, keep: Box<dyn Any + Send + Sync>) {
         self.inner.attached.lock().push(keep);
     }
 
-    /// Takes a range of its bytes from the system in the calling thread, and leaves what is written there as it is.
-    /// Several threads populate several ranges faster than one. Memory that others have allocated, and memory of
-    /// systems without such a call, is taken as it is first touched.
+    /// Makes the system provide a range of the memory in the calling thread; its content stays as
+    /// it is. Several threads populate several ranges faster than one. Does nothing for foreign
+    /// memory and on systems without such a call, where memory is provided on first touch.
     pub fn populate(&self, range: Range<usize>) {
         #[cfg(target_os = "linux")]
         if let Some(mapping) = self.inner.owner.downcast_ref::<MmapRaw>() {
-            // Memory that is short is reported by whoever needs it.
+            // A shortage of memory shows later, when the memory is touched.
             let _ = mapping.advise_range(memmap2::Advice::PopulateWrite, range.start, range.len());
         }
         #[cfg(not(target_os = "linux"))]
         drop(range);
     }
 
-    /// How many pages it has.
+    /// Number of pages.
     #[must_use]
     pub fn pages(&self) -> u32 {
         self.inner.lending.len() as u32
     }
 
-    /// The size of a page.
+    /// Size of a page.
     #[must_use]
     pub fn page_bytes(&self) -> usize {
         self.inner.page_bytes
     }
 
-    /// Where the memory begins, for drivers that register it with a device. Bytes are touched through
-    /// [`Arena::source`] and [`Arena::target`] only.
+    /// Start of the memory, for drivers that register it with a device. Access bytes only through
+    /// [`Arena::source`] and [`Arena::target`].
     #[must_use]
     pub fn base(&self) -> NonNull<u8> {
         self.inner.base
     }
 
-    /// All of its memory, pages and headroom.
+    /// Size of the memory, pages and headroom.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.inner.stride() * self.inner.lending.len()
     }
 
-    /// Distinguishes arenas within the process.
+    /// Id of the arena, unique within the process.
     pub fn id(&self) -> u64 {
         self.inner.id
     }
 }
 
-/// Anonymous memory in huge pages where there are any: transparent ones, or those that the operator has reserved where
-/// the system has no transparent ones. Without both it is usual memory.
+/// Maps anonymous memory in huge pages: transparent ones, or those that the operator has reserved
+/// where the system has no transparent ones. Falls back to normal pages.
 fn map_in_huge_pages(bytes: usize) -> io::Result<MmapMut> {
     #[cfg(target_os = "linux")]
     {
-        /// The size of the pages that are asked for, as a power of two: 2 MiB.
+        /// Size of the huge pages that are requested, as a power of two: 2 MiB.
         const PAGE_BITS: u8 = 21;
         let enabled = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
         if enabled.is_ok_and(|choices| !choices.contains("[never]")) {
@@ -312,29 +313,29 @@ fn map_in_huge_pages(bytes: usize) -> io::Result<MmapMut> {
 
 impl fmt::Debug for Arena {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner { id, page_bytes, lending, .. } = &*self.inner;
+        let Slab { id, page_bytes, lending, .. } = &*self.inner;
         write!(f, "Arena {id} of {} x {page_bytes} bytes", lending.len())
     }
 }
 
-impl Inner {
-    /// From one page to the next.
+impl Slab {
+    /// Distance from one page to the next.
     fn stride(&self) -> usize {
         self.headroom_bytes + self.page_bytes
     }
 
-    /// Where a page begins.
+    /// Address of a page.
     fn start(&self, page: u32) -> *mut u8 {
         assert!((page as usize) < self.lending.len(), "the arena has no page {page}");
         let offset = page as usize * self.stride() + self.headroom_bytes;
-        // SAFETY: the page is one of those that lie in the allocation.
+        // SAFETY: the page lies in the allocation, as the assertion checks.
         unsafe { self.base.as_ptr().add(offset) }
     }
 }
 
-/// A page, or its beginning, on loan.
+/// Loan of a page, or of its first `length` bytes.
 struct Loan {
-    inner: Arc<Inner>,
+    inner: Arc<Slab>,
     page: u32,
     length: usize,
 }
@@ -344,8 +345,8 @@ impl Loan {
         self.inner.start(self.page)
     }
 
-    /// Takes the bytes right before the page, if there are any and nobody else has them: several may
-    /// read a page, and each would write a header of its own there.
+    /// Takes the headroom of the page, if the arena has headroom and it is not in use: several
+    /// loans may read a page, and each would write a header of its own there.
     fn headroom(&self) -> Option<Headroom> {
         let in_use = self.inner.headrooms.get(self.page as usize)?;
         let taken = in_use.swap(true, std::sync::atomic::Ordering::Acquire);
@@ -367,29 +368,30 @@ impl Loan {
     }
 }
 
-/// The [`HEADER_BYTES`] right before a page on loan. Dropping it lets others have them.
+/// The [`HEADER_BYTES`] directly before a page on loan. Dropping it lets other loans of the page
+/// use them.
 pub struct Headroom {
-    inner: Arc<Inner>,
+    inner: Arc<Slab>,
     page: u32,
 }
 
 impl Headroom {
-    /// Where it begins; the page follows without a gap.
+    /// Address of the first byte; the page follows without a gap.
     pub fn start(&self) -> *mut u8 {
         let page = self.page as usize * self.inner.stride() + self.inner.headroom_bytes;
-        // SAFETY: an arena with headroom has at least so many bytes of it before each page, and
-        // `page` was checked when the page was lent.
+        // SAFETY: an arena with headroom has at least `HEADER_BYTES` before each page, and `page`
+        // was checked when the page was lent.
         unsafe { self.inner.base.as_ptr().add(page - HEADER_BYTES) }
     }
 
     /// Writes a header.
     pub fn write(&mut self, header: &[u8; HEADER_BYTES]) {
-        // SAFETY: the bytes lie in the allocation, before the page and behind the one before it, so
-        // no loan reaches them; `in_use` keeps all other headrooms of the page away.
+        // SAFETY: the bytes lie in the allocation, after the previous page and before this one, so
+        // no loan reaches them; `in_use` excludes every other `Headroom` of the page.
         unsafe { std::ptr::copy_nonoverlapping(header.as_ptr(), self.start(), HEADER_BYTES) }
     }
 
-    /// What is written there.
+    /// Returns the bytes in the headroom.
     pub fn read(&self) -> [u8; HEADER_BYTES] {
         let mut header = [0; HEADER_BYTES];
         // SAFETY: as for writing.
@@ -413,48 +415,48 @@ impl Drop for Headroom {
     }
 }
 
-/// A page that is lent for reading.
+/// A page lent for reading.
 pub struct Source(Loan);
 
-/// A page that is lent for writing.
+/// A page lent for writing.
 pub struct Target(Loan);
 
 macro_rules! loan {
     ($name:ident) => {
         impl $name {
-            /// Only the first `length` bytes of the page.
+            /// Restricts the loan to the first `length` bytes of the page.
             ///
             /// # Panics
-            /// When the page has not so many.
+            /// If the page is shorter.
             #[must_use]
             pub fn first(mut self, length: usize) -> Self {
                 self.0.shorten(length);
                 self
             }
 
-            /// The arena that it is lent from.
+            /// Arena that the page belongs to.
             #[must_use]
             pub fn arena(&self) -> Arena {
                 self.0.arena()
             }
 
-            /// Which page of its arena it is.
+            /// Index of the page in its arena.
             #[must_use]
             pub fn page(&self) -> u32 {
                 self.0.page
             }
 
-            /// The [`Arena::id`] of its arena.
+            /// [`Arena::id`] of its arena.
             pub fn arena_id(&self) -> u64 {
                 self.0.inner.id
             }
 
-            /// Where the bytes are, for transfers that the kernel performs.
+            /// Address of the bytes, for transfers that the kernel performs.
             pub fn start(&self) -> *mut u8 {
                 self.0.start()
             }
 
-            /// The room for a header right before the page, if there is any and nobody uses it.
+            /// Takes the headroom of the page, if the arena has headroom and it is not in use.
             pub fn headroom(&self) -> Option<Headroom> {
                 self.0.headroom()
             }
@@ -465,7 +467,7 @@ macro_rules! loan {
 
             fn deref(&self) -> &[u8] {
                 // SAFETY: the bytes are initialised memory of the arena, and while this loan lasts
-                // nobody else writes to them.
+                // nothing else writes to them.
                 unsafe { std::slice::from_raw_parts(self.0.start(), self.0.length) }
             }
         }
@@ -489,13 +491,13 @@ loan!(Target);
 
 impl DerefMut for Target {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as for reading, and nobody else reads them either.
+        // SAFETY: as for reading, and nothing else reads them either.
         unsafe { std::slice::from_raw_parts_mut(self.0.start(), self.0.length) }
     }
 }
 
 impl Source {
-    /// The same bytes, lent once more.
+    /// Lends the same bytes once more.
     #[must_use]
     pub fn share(&self) -> Self {
         let again = self.arena().source(self.page());
@@ -511,11 +513,11 @@ impl Drop for Source {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        self.0.give_back(Lending::yield_up);
+        self.0.give_back(Lending::release_writer);
     }
 }
 
-/// Who uses a page: nobody (0), that many readers, or one writer.
+/// Use of a page: 0 while it is idle, else the number of readers, or `WRITER`.
 #[derive(Debug, Default)]
 struct Lending(AtomicU32);
 
@@ -538,8 +540,8 @@ impl Lending {
         false
     }
 
-    /// Whether nobody writes; somebody may the next moment.
-    fn is_to_be_shared(&self) -> bool {
+    /// Returns true if the page can be shared, as a hint: a writer may take it at once.
+    fn is_shareable(&self) -> bool {
         self.0.load(Ordering::Relaxed) < Self::WRITER - 1
     }
 
@@ -548,11 +550,11 @@ impl Lending {
         debug_assert!(readers != 0 && readers != Self::WRITER);
     }
 
-    fn seize(&self) -> bool {
+    fn lend_exclusively(&self) -> bool {
         self.0.compare_exchange(0, Self::WRITER, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    fn yield_up(&self) {
+    fn release_writer(&self) {
         self.0.store(0, Ordering::Release);
     }
 
@@ -582,7 +584,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_page_that_comes_back_wakes_who_waits_for_it() {
+    async fn returning_a_page_wakes_its_waiters() {
         let arena = Arena::new(1, 64).unwrap();
         let target = arena.target(0).unwrap();
         let waiter = tokio::spawn({
@@ -641,7 +643,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_others_is_kept_by_its_owner() {
+    fn foreign_memory_is_kept_by_its_owner() {
         let mut bytes = vec![1u8; 256].into_boxed_slice();
         let base = NonNull::new(bytes.as_mut_ptr()).unwrap();
         // SAFETY: the box has 2 * 128 bytes, moves into the arena, and is not touched otherwise.
@@ -651,7 +653,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_attached_goes_after_the_last_loan_and_before_the_memory() {
+    fn attachments_are_dropped_after_the_last_loan_and_before_the_memory() {
         struct Goes(&'static str, Arc<Mutex<Vec<&'static str>>>);
         impl Drop for Goes {
             fn drop(&mut self) {
@@ -673,7 +675,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_others_may_have_headroom() {
+    fn foreign_memory_may_have_headroom() {
         const STRIDE: usize = 4096;
         let mut bytes = vec![1u8; 2 * STRIDE].into_boxed_slice();
         let base = NonNull::new(bytes.as_mut_ptr()).unwrap();
@@ -704,16 +706,17 @@ mod loom_tests {
                 .map(|_| {
                     let page = page.clone();
                     thread::spawn(move || {
-                        if page.0.seize() {
-                            // SAFETY: seized, so nobody else is inside; loom checks just that.
+                        if page.0.lend_exclusively() {
+                            // SAFETY: seized, so no other thread is inside; loom checks exactly
+                            // that.
                             page.1.with_mut(|value| unsafe { *value += 1 });
-                            page.0.yield_up();
+                            page.0.release_writer();
                         }
                     })
                 })
                 .collect();
             if page.0.share() {
-                // SAFETY: shared, so nobody writes; loom checks just that.
+                // SAFETY: shared, so there is no writer; loom checks exactly that.
                 page.1.with(|value| unsafe { assert!(*value <= 2) });
                 page.0.unshare();
             }

@@ -1,9 +1,9 @@
-//! Which object is in which slot, and which may go. Pure bookkeeping, shared by the memory and the
-//! disk backend: no IO, no lock, no clock.
+//! Slots, the objects in them, and eviction. Pure bookkeeping, shared by all backends with slots:
+//! no IO, no lock, no clock.
 //!
-//! A slot is free, being written, present, or doomed: doomed slots hold objects that nobody can find
-//! any more, but that a reader may still be copying, or that the disk's index still names. The backend
-//! says when that is over ([`Catalogue::release`]).
+//! A slot is free, being written, present, or doomed. The object in a doomed slot cannot be found,
+//! but a reader may still be copying it, or the disk's index may still name it. The backend reports
+//! when neither is the case ([`Catalogue::release`]).
 
 mod eviction;
 mod leases;
@@ -22,7 +22,7 @@ use terrace_cache::PageKey;
 
 use self::leases::Leases;
 use self::namespaces::Namespaces;
-use self::owners::{NOBODY, OwnerNumber, Owners};
+use self::owners::{NO_OWNER, OwnerNumber, Owners};
 use self::rings::{Ring, Rings};
 pub use self::shares::NamespaceShare;
 use self::shares::Shares;
@@ -32,54 +32,54 @@ use crate::object::ObjectId;
 use crate::stats::TierStats;
 use crate::store::{Owner, Pin, Removal, StoreError};
 
-/// The number of a slot.
+/// Number of a slot.
 pub type Slot = u32;
 
 const NO_SLOT: Slot = Slot::MAX;
 
-/// Which object is in which slot, and which may go.
+/// Maps objects to slots and chooses which objects to evict.
 #[derive(Debug)]
 pub struct Catalogue {
-    /// Slots that were in use at least once.
-    entries: Vec<Entry>,
-    /// Number of slots, in use or not.
+    /// Slots that have been in use at least once.
+    entries: Vec<SlotEntry>,
+    /// Number of slots, used or free.
     slots: Slot,
     table: Table,
     namespaces: Namespaces,
     owners: Owners,
     shares: Shares,
-    /// The first of the free slots that were used before; each names the next.
+    /// First slot of the free list; each free slot names the next.
     free: Slot,
-    /// Likewise those whose last write failed. They are used when nothing else is left: what ails one
-    /// of them must not fail every put.
+    /// First slot of the list of free slots whose last write failed. They are reused last, so that
+    /// one bad slot does not fail every put.
     shunned: Slot,
-    /// How many there are of both.
+    /// Length of both free lists.
     free_count: u32,
-    /// Slots from here on cannot be used yet.
+    /// Number of slots that can be used yet.
     usable: Slot,
-    /// The rows of present objects.
+    /// Eviction rows of present objects.
     rings: Rings,
-    /// Objects that nothing protects, as they came.
+    /// Unprotected objects, oldest first.
     plain: Ring,
-    /// Objects with a soft pin and nothing else.
+    /// Objects with a soft pin and no other protection.
     softly_pinned: Ring,
-    /// Doomed slots that the backend has not been told of.
+    /// Doomed slots that the backend has not taken yet.
     doomed: Vec<Slot>,
     leases: Leases,
-    /// When the pins of the next owner stop to count, at the earliest.
+    /// Earliest time at which the pins of an owner expire.
     owners_end_ms: u64,
     present: u32,
-    /// Reads under way.
+    /// Reads in flight.
     reads: u32,
     soft_pinned: u32,
     bytes: u64,
     counts: Counts,
-    /// Objects that searches for a victim have looked at.
+    /// Objects inspected by searches for a victim.
     #[cfg(test)]
-    looked_at: u64,
+    inspected: u64,
 }
 
-/// What happened to objects, as far as the catalogue sees it.
+/// Counters of what happened to objects.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
     evicted: u64,
@@ -90,77 +90,78 @@ struct Counts {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum SlotState {
     Free,
     Writing,
     Present,
     /// Impossible to find, not yet released by the backend.
     Doomed,
-    /// Released, but for its last readers.
+    /// Released by the backend, but not by its last readers.
     Leaving,
 }
 
-const UNUSED: Entry = Entry {
+const UNUSED: SlotEntry = SlotEntry {
     key: PageKey(0),
     generation: 0,
     leased_until_ms: 0,
     namespace: 0,
     length: NO_SLOT,
-    owner: NOBODY,
+    owner: NO_OWNER,
     readers: 0,
-    state: State::Free,
+    state: SlotState::Free,
     soft_pin: false,
     visited: false,
     recorded: false,
 };
 
-/// 48 bytes: with its neighbours and its share of the table an object costs less than 72.
+/// Bookkeeping of a slot in 48 bytes: with its ring links and its share of the table, an object
+/// costs less than 72 bytes.
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct SlotEntry {
     key: PageKey,
     generation: u64,
     leased_until_ms: u64,
     namespace: u32,
-    /// Of the payload; in a free slot, the next free one.
+    /// Length of the payload; in a free slot, the next free one.
     length: u32,
-    /// Whose hard pin it has.
+    /// Owner of its hard pin.
     owner: OwnerNumber,
     readers: u16,
-    state: State,
+    state: SlotState,
     soft_pin: bool,
-    /// Asked for since it was last the oldest.
+    /// Set by a lookup, cleared when eviction passes the object.
     visited: bool,
     /// The disk's index names this object, or is about to.
     recorded: bool,
 }
 
-const _: () = assert!(size_of::<Entry>() == 48);
+const _: () = assert!(size_of::<SlotEntry>() == 48);
 
-/// What the disk's index says of an object.
+/// Entry of the disk's index for an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recorded {
-    /// Its name.
+    /// Id of the object.
     pub id: ObjectId,
-    /// The length of its payload.
+    /// Length of its payload.
     pub length: u32,
-    /// Whose hard pin it has.
+    /// Owner of its hard pin.
     pub owner: Option<Owner>,
 }
 
-/// What came of a wish for a slot.
+/// Outcome of [`Catalogue::reserve`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Reserved {
-    /// This one; the object is written to it.
+    /// Slot to write the object to.
     Slot(Slot),
-    /// The object is there already, in this one.
+    /// The object is present, in this slot.
     AlreadyThere(Slot),
-    /// Nothing is free: evict.
+    /// No slot is free: evict.
     NoSlot,
 }
 
 impl Catalogue {
-    /// Returns a catalogue of `slots` slots, of which the first `usable` can be used. Its memory grows with their number
-    /// and with the number of slots in use.
+    /// Creates a catalogue of `slots` slots, of which the first `usable` can be used. Its memory
+    /// grows with the number of slots and with those in use.
     pub fn new(slots: Slot, usable: Slot) -> Self {
         let mut rings = Rings::default();
         let (plain, softly_pinned) = (rings.add(), rings.add());
@@ -187,12 +188,12 @@ impl Catalogue {
             bytes: 0,
             counts: Counts::default(),
             #[cfg(test)]
-            looked_at: 0,
+            inspected: 0,
         }
     }
 
-    /// Takes a slot for an object that is about to be written, and has the pin as soon as it is there. One
-    /// that is there already gets it at once.
+    /// Reserves a slot for an object that is about to be written. The pin applies once the object
+    /// is published, or at once if the object is present.
     pub fn reserve(
         &mut self,
         id: &ObjectId,
@@ -205,19 +206,19 @@ impl Catalogue {
             let entry = &mut self.entries[slot as usize];
             match (entry.state, entry.generation.cmp(&id.generation)) {
                 (_, Less) => {}
-                (State::Present, Greater) => {
+                (SlotState::Present, Greater) => {
                     return Err(StoreError::Superseded { present: entry.generation });
                 }
-                (State::Present, Equal) => {
+                (SlotState::Present, Equal) => {
                     entry.visited = true;
                     if let Some(pin) = pin {
                         self.pin_slot(slot, pin, now_ms)?;
                     }
                     return Ok(Reserved::AlreadyThere(slot));
                 }
-                // One that is only being written may yet come to nothing.
-                (State::Writing, Equal | Greater) => being_written = true,
-                (State::Free | State::Doomed | State::Leaving, Equal | Greater) => {
+                // An object that is being written may still be abandoned.
+                (SlotState::Writing, Equal | Greater) => being_written = true,
+                (SlotState::Free | SlotState::Doomed | SlotState::Leaving, Equal | Greater) => {
                     unreachable!("only what is written or present is in the table")
                 }
             }
@@ -225,13 +226,13 @@ impl Catalogue {
         if being_written {
             return Err(StoreError::BeingWritten);
         }
-        self.keep_to_share(&id.namespace, now_ms)?;
+        self.enforce_share(&id.namespace, now_ms)?;
         if !self.has_free() {
             return Ok(Reserved::NoSlot);
         }
         let owner = match pin {
             Some(Pin::Hard(owner)) => self.owners.enter(owner).ok_or(StoreError::Full)?,
-            Some(Pin::Soft) | None => NOBODY,
+            Some(Pin::Soft) | None => NO_OWNER,
         };
         let slot = self.take_free().expect("there is one");
         self.enter(slot, id, length, owner);
@@ -239,19 +240,19 @@ impl Catalogue {
         Ok(Reserved::Slot(slot))
     }
 
-    /// The object in `slot` is complete and can be found from now on; it replaces lower generations,
-    /// whose slots are answered. If a higher one has come meanwhile, it is doomed itself.
+    /// Makes the complete object in `slot` visible. It replaces lower generations, whose slots are
+    /// returned. If a higher generation was published meanwhile, it is doomed itself.
     pub fn publish(&mut self, slot: Slot) -> SmallVec<[Slot; 2]> {
         let entry = &mut self.entries[slot as usize];
-        assert_eq!(entry.state, State::Writing);
-        entry.state = State::Present;
+        assert_eq!(entry.state, SlotState::Writing);
+        entry.state = SlotState::Present;
         self.present += 1;
         self.bytes += u64::from(entry.length);
         self.soft_pinned += u32::from(entry.soft_pin);
         self.owners.appear(entry.owner);
-        self.stand_in_row(slot);
+        self.enter_row(slot);
         let mut replaced = self.generations(&self.id(slot));
-        replaced.retain(|other| self.entries[*other as usize].state == State::Present);
+        replaced.retain(|other| self.entries[*other as usize].state == SlotState::Present);
         let latest =
             replaced.iter().copied().max_by_key(|slot| self.entries[*slot as usize].generation);
         replaced.retain(|old| Some(*old) != latest);
@@ -262,9 +263,9 @@ impl Catalogue {
         replaced
     }
 
-    /// The write came to nothing: the slot is free again.
+    /// Frees the slot of a write that failed.
     pub fn abandon(&mut self, slot: Slot) {
-        assert_eq!(self.entries[slot as usize].state, State::Writing);
+        assert_eq!(self.entries[slot as usize].state, SlotState::Writing);
         self.forget(slot);
         self.disown(slot);
         self.make_free(slot);
@@ -272,8 +273,8 @@ impl Catalogue {
         self.shunned = slot;
     }
 
-    /// Puts an object where the disk's index says it is. False if another one of the same name and at
-    /// least this generation is there already. Its owner is not known to be there
+    /// Restores an object from an entry of the disk's index. Returns false if the catalogue has the
+    /// object in this or a higher generation. The owner's pin expires unless the owner appears
     /// ([`Catalogue::doubt_owners`]).
     pub fn restore(&mut self, slot: Slot, recorded: &Recorded) -> bool {
         let Recorded { id, length, owner } = recorded;
@@ -288,12 +289,12 @@ impl Catalogue {
             .iter()
             .any(|other| self.entries[*other as usize].generation >= id.generation);
         let owner = owner.and_then(|owner| self.owners.enter(owner));
-        self.enter(slot, id, *length, owner.unwrap_or(NOBODY));
+        self.enter(slot, id, *length, owner.unwrap_or(NO_OWNER));
         self.entries[slot as usize].recorded = true;
         if beaten {
             self.forget(slot);
             self.disown(slot);
-            self.entries[slot as usize].state = State::Doomed;
+            self.entries[slot as usize].state = SlotState::Doomed;
             self.doomed.push(slot);
             return false;
         }
@@ -311,7 +312,7 @@ impl Catalogue {
         Some((slot, entry.length))
     }
 
-    /// A present object is read until [`Catalogue::end_read`], without being of any more use to anybody for that.
+    /// Begins to read a present object, until [`Catalogue::end_read`], without counting as a use.
     pub fn begin_moving(&mut self, slot: Slot) -> Option<()> {
         let entry = &mut self.entries[slot as usize];
         entry.readers = entry.readers.checked_add(1)?;
@@ -319,12 +320,12 @@ impl Catalogue {
         Some(())
     }
 
-    /// The reading is over.
+    /// Ends a read.
     pub fn end_read(&mut self, slot: Slot) {
         let entry = &mut self.entries[slot as usize];
         entry.readers -= 1;
         self.reads -= 1;
-        if entry.state == State::Leaving && entry.readers == 0 {
+        if entry.state == SlotState::Leaving && entry.readers == 0 {
             self.make_free(slot);
         }
     }
@@ -335,7 +336,7 @@ impl Catalogue {
         self.doomed.push(slot);
     }
 
-    /// Makes the object in `slot` impossible to find, if it is still this one.
+    /// Makes the object in `slot` impossible to find, if it still is this one.
     pub fn doom_if(&mut self, slot: Slot, id: &ObjectId) {
         if self.find(id) == Some(slot) {
             self.doom(slot);
@@ -346,36 +347,37 @@ impl Catalogue {
     pub fn doom_lower(&mut self, id: &ObjectId) {
         for slot in self.generations(id) {
             let entry = &self.entries[slot as usize];
-            if entry.state == State::Present && entry.generation < id.generation {
+            if entry.state == SlotState::Present && entry.generation < id.generation {
                 self.counts.superseded += 1;
                 self.doom(slot);
             }
         }
     }
 
-    /// Slots that were doomed since the last call.
+    /// Takes the slots that were doomed since the last call.
     pub fn take_doomed(&mut self) -> Vec<Slot> {
         std::mem::take(&mut self.doomed)
     }
 
-    /// Nothing refers to this doomed slot any more but, perhaps, its readers.
+    /// Releases a doomed slot to which nothing but readers refers; it is free after the last of
+    /// them.
     pub fn release(&mut self, slot: Slot) {
         let entry = &mut self.entries[slot as usize];
-        assert_eq!(entry.state, State::Doomed);
-        entry.state = State::Leaving;
+        assert_eq!(entry.state, SlotState::Doomed);
+        entry.state = SlotState::Leaving;
         if entry.readers == 0 {
             self.make_free(slot);
         }
     }
 
-    /// Releases all doomed slots at once, for a backend whose slots nothing else refers to.
+    /// Releases all doomed slots, for a backend that keeps no other references to them.
     pub fn release_doomed(&mut self) {
         while let Some(slot) = self.doomed.pop() {
             self.release(slot);
         }
     }
 
-    /// Whether a removal would be refused, and why.
+    /// Returns the error with which a removal would be refused, if any.
     pub fn check_removal(
         &self,
         id: &ObjectId,
@@ -385,7 +387,7 @@ impl Catalogue {
         let Some(slot) = self.find(id) else {
             let written = self.generations(id).iter().any(|slot| {
                 let entry = &self.entries[*slot as usize];
-                entry.state == State::Writing && entry.generation == id.generation
+                entry.state == SlotState::Writing && entry.generation == id.generation
             });
             return Err(if written { StoreError::BeingWritten } else { StoreError::Missing });
         };
@@ -399,7 +401,7 @@ impl Catalogue {
         }
     }
 
-    /// Makes an object impossible to find, unless something keeps it.
+    /// Makes an object impossible to find, unless a pin or a lease protects it.
     pub fn remove(
         &mut self,
         id: &ObjectId,
@@ -412,17 +414,17 @@ impl Catalogue {
         Ok(())
     }
 
-    /// Lets more slots be used.
+    /// Sets the number of usable slots.
     pub fn set_usable(&mut self, usable: Slot) {
         self.usable = usable.min(self.slots());
     }
 
-    /// Says whether the disk's index names the object in `slot`, or is about to.
+    /// Records whether the disk's index names the object in `slot`, or is about to.
     pub fn set_recorded(&mut self, slot: Slot, recorded: bool) {
         self.entries[slot as usize].recorded = recorded;
     }
 
-    /// The slot of a present object.
+    /// Slot of a present object.
     pub fn find(&self, id: &ObjectId) -> Option<Slot> {
         let (namespace, key, generation) = (self.namespaces.find(id)?, id.key, id.generation);
         let same = |slot: &Slot| {
@@ -430,67 +432,67 @@ impl Catalogue {
             entry.key == key && entry.generation == generation && entry.namespace == namespace
         };
         let slot = self.table.find(hash(key, namespace), same)?;
-        (self.entries[slot as usize].state == State::Present).then_some(slot)
+        (self.entries[slot as usize].state == SlotState::Present).then_some(slot)
     }
 
-    /// The name of the object in a slot that is not free.
+    /// Id of the object in a slot that is not free.
     pub fn id(&self, slot: Slot) -> ObjectId {
         let entry = &self.entries[slot as usize];
         let namespace = self.namespaces.digest(entry.namespace);
         ObjectId { namespace, key: entry.key, generation: entry.generation }
     }
 
-    /// What the disk's index says of the object in `slot`, if it names it.
+    /// Index entry for the object in `slot`, if the disk's index names it.
     pub fn recorded(&self, slot: Slot) -> Option<Recorded> {
         let entry = self.entries.get(slot as usize)?;
-        (entry.recorded && entry.state != State::Free).then(|| Recorded {
+        (entry.recorded && entry.state != SlotState::Free).then(|| Recorded {
             id: self.id(slot),
             length: entry.length,
             owner: self.owners.get(entry.owner),
         })
     }
 
-    /// Whether somebody is reading what is, or was, in the slot.
+    /// Returns true while the object that is or was in the slot is being read.
     pub fn has_readers(&self, slot: Slot) -> bool {
         self.entries[slot as usize].readers > 0
     }
 
-    /// Whether the slot has an object that can be found.
+    /// Returns true if the object in the slot can be found.
     pub fn is_present(&self, slot: Slot) -> bool {
-        self.entries.get(slot as usize).is_some_and(|entry| entry.state == State::Present)
+        self.entries.get(slot as usize).is_some_and(|entry| entry.state == SlotState::Present)
     }
 
-    /// The length of the object in the slot.
+    /// Length of the object in the slot.
     pub fn length(&self, slot: Slot) -> u32 {
         self.entries[slot as usize].length
     }
 
-    /// How many slots there are.
+    /// Number of slots.
     pub fn slots(&self) -> Slot {
         self.slots
     }
 
-    /// How many of them can be used.
+    /// Number of usable slots.
     pub fn usable(&self) -> Slot {
         self.usable
     }
 
-    /// Slots that are not free, of those that can be used.
+    /// Number of slots that are not free.
     pub fn used(&self) -> Slot {
         self.fresh() - self.free_count
     }
 
-    /// Whether a slot could be taken without evicting.
+    /// Returns true if a slot can be reserved without eviction.
     pub fn has_free(&self) -> bool {
         self.free_count > 0 || self.fresh() < self.usable
     }
 
-    /// How many doomed slots there are that the backend has not been told of.
+    /// Number of doomed slots that the backend has not taken yet.
     pub fn doomed(&self) -> usize {
         self.doomed.len()
     }
 
-    /// Fills in what the catalogue knows; `slot_bytes` is the payload that a slot has room for.
+    /// Statistics of the catalogue; `slot_bytes` is the payload that fits in a slot.
     pub fn stats(&self, slot_bytes: usize, now_ms: u64) -> TierStats {
         let slot_bytes = slot_bytes as u64;
         TierStats {
@@ -512,7 +514,7 @@ impl Catalogue {
     }
 
     fn index_bytes(&self) -> usize {
-        self.entries.capacity() * size_of::<Entry>()
+        self.entries.capacity() * size_of::<SlotEntry>()
             + self.rings.bytes()
             + self.table.bytes()
             + self.leases.bytes()
@@ -522,12 +524,12 @@ impl Catalogue {
             + self.shares.bytes()
     }
 
-    /// Whether any generation of an object is there, or being written.
+    /// Returns true if any generation of the object is present or being written.
     pub fn knows(&self, id: &ObjectId) -> bool {
         !self.generations(id).is_empty()
     }
 
-    /// The slots of all generations of an object, being written or present.
+    /// Slots of all generations of an object that are present or being written.
     fn generations(&self, id: &ObjectId) -> SmallVec<[Slot; 2]> {
         let mut slots = SmallVec::new();
         if let Some(namespace) = self.namespaces.find(id) {
@@ -539,11 +541,11 @@ impl Catalogue {
         slots
     }
 
-    /// The object is about to be in `slot`.
+    /// Registers the object that is about to be written to `slot`.
     fn enter(&mut self, slot: Slot, id: &ObjectId, length: u32, owner: OwnerNumber) {
         let entry = &mut self.entries[slot as usize];
-        assert_eq!(entry.state, State::Free);
-        *entry = Entry {
+        assert_eq!(entry.state, SlotState::Free);
+        *entry = SlotEntry {
             key: id.key,
             generation: id.generation,
             leased_until_ms: 0,
@@ -551,7 +553,7 @@ impl Catalogue {
             length,
             owner,
             readers: 0,
-            state: State::Writing,
+            state: SlotState::Writing,
             soft_pin: false,
             visited: false,
             recorded: false,
@@ -564,12 +566,12 @@ impl Catalogue {
         self.shares.enter(&id.namespace);
     }
 
-    /// Takes a present object out of the table and the counts.
+    /// Removes a present object from the table and the counts.
     fn leave(&mut self, slot: Slot) {
         self.forget(slot);
         let entry = &mut self.entries[slot as usize];
-        assert_eq!(entry.state, State::Present);
-        entry.state = State::Doomed;
+        assert_eq!(entry.state, SlotState::Present);
+        entry.state = SlotState::Doomed;
         self.present -= 1;
         self.soft_pinned -= u32::from(entry.soft_pin);
         self.bytes -= u64::from(entry.length);
@@ -578,14 +580,14 @@ impl Catalogue {
         self.disown(slot);
     }
 
-    /// Nobody has a hard pin on what is in `slot`.
+    /// Clears the owner of the hard pin on `slot`.
     fn disown(&mut self, slot: Slot) {
-        let owner = std::mem::replace(&mut self.entries[slot as usize].owner, NOBODY);
+        let owner = std::mem::replace(&mut self.entries[slot as usize].owner, NO_OWNER);
         self.owners.leave(owner);
     }
 
     fn forget(&mut self, slot: Slot) {
-        let Entry { key, namespace, .. } = self.entries[slot as usize];
+        let SlotEntry { key, namespace, .. } = self.entries[slot as usize];
         self.table.remove(hash(key, namespace), slot);
         self.shares.leave(&self.namespaces.digest(namespace));
     }
@@ -603,7 +605,7 @@ impl Catalogue {
         })
     }
 
-    /// The first slot that was never used.
+    /// First slot that was never used.
     fn fresh(&self) -> Slot {
         self.entries.len() as Slot
     }
@@ -617,10 +619,10 @@ impl Catalogue {
 
     fn make_free(&mut self, slot: Slot) {
         let entry = &mut self.entries[slot as usize];
-        if entry.state != State::Free {
+        if entry.state != SlotState::Free {
             self.namespaces.leave(entry.namespace);
         }
-        entry.state = State::Free;
+        entry.state = SlotState::Free;
         entry.recorded = false;
         entry.length = self.free;
         self.free = slot;
@@ -628,7 +630,7 @@ impl Catalogue {
     }
 }
 
-/// Appends to a list that grows by an eighth: doubling would take far more memory than a large store needs.
+/// Appends to a list that grows by an eighth: doubling would waste much memory in a large store.
 fn push_tightly<T>(list: &mut Vec<T>, value: T) {
     const GROWTH_MIN: usize = 1024;
     if list.len() == list.capacity() {
@@ -637,8 +639,8 @@ fn push_tightly<T>(list: &mut Vec<T>, value: T) {
     list.push(value);
 }
 
-/// Keys of pages are hashes already; others need not be: they may be small numbers, or the same in
-/// many namespaces. The halves of the product depend on all bits of the key.
+/// Hash of a key. Page keys are hashes themselves, but other keys may be small numbers or equal in
+/// many namespaces. Both halves of the product depend on all bits of the key.
 fn hash(key: PageKey, namespace: u32) -> u64 {
     let (high, low) = ((key.0 >> 64) as u64 ^ u64::from(namespace), key.0 as u64);
     let product =

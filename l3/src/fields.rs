@@ -1,58 +1,58 @@
-//! Fields one after the other, numbers with their lowest byte first: how headers, notes and messages are read.
+//! Parser for consecutive little-endian fields of headers, notes and messages.
 
 use terrace_cache::PageKey;
 
 use crate::object::ObjectId;
 
-/// Reads fields one after the other; none where the bytes end before the field does.
+/// Reads consecutive fields; each read returns `None` if the bytes end before the field does.
 #[derive(Clone, Copy, Debug)]
 pub struct Fields<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Fields<'a> {
-    /// Those of `bytes`, from the first on.
+    /// Starts at the first of `bytes`.
     #[must_use]
     pub fn of(bytes: &'a [u8]) -> Self {
         Self { rest: bytes }
     }
 
-    /// What was not read yet.
+    /// Bytes that were not read yet.
     #[must_use]
     pub fn rest(&self) -> &'a [u8] {
         self.rest
     }
 
-    /// So many bytes.
+    /// Reads `count` bytes.
     pub fn bytes(&mut self, count: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.rest.split_at_checked(count)?;
         self.rest = rest;
         Some(taken)
     }
 
-    /// As many bytes as the array has.
+    /// Reads as many bytes as the array has.
     pub fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (taken, rest) = self.rest.split_first_chunk()?;
         self.rest = rest;
         Some(*taken)
     }
 
-    /// A number of 32 bits.
+    /// Reads a number of 32 bits.
     pub fn u32(&mut self) -> Option<u32> {
         self.array().map(u32::from_le_bytes)
     }
 
-    /// A number of 64 bits.
+    /// Reads a number of 64 bits.
     pub fn u64(&mut self) -> Option<u64> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// A page's key.
+    /// Reads a page key.
     pub fn key(&mut self) -> Option<PageKey> {
         self.array().map(|bytes| PageKey(u128::from_le_bytes(bytes)))
     }
 
-    /// An object's name, as [`ObjectId::to_bytes`] writes it.
+    /// Reads an object id, as [`ObjectId::to_bytes`] writes it.
     pub fn id(&mut self) -> Option<ObjectId> {
         Some(ObjectId { namespace: self.key()?, key: self.key()?, generation: self.u64()? })
     }

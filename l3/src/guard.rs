@@ -1,4 +1,4 @@
-//! What an unwell store may cost: a bounded time, and then nothing.
+//! A wrapper that bounds the cost of a failing store: a bounded time at first, and then nothing.
 
 mod batch;
 mod breaker;
@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, timeout};
 
-use self::breaker::{Breaker, Ticket, Verdict};
+use self::breaker::{Breaker, BreakerTicket, Verdict};
 use self::negative::NegativeCache;
 use crate::arena::Arena;
 use crate::object::ObjectId;
@@ -25,36 +25,36 @@ use crate::store::{
 
 pub use self::batch::{died, merge, one_each, split};
 
-/// When a store counts as unwell, and how long it is left alone then.
+/// Limits of a [`Guarded`] store: deadlines, circuit breaker and negative cache.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct GuardConfig {
-    /// How long [`Store::exists`] may take.
+    /// Deadline of [`Store::exists`].
     pub exists_timeout_ms: u64,
-    /// How long [`Store::put_from`] may take.
+    /// Deadline of [`Store::put_from`].
     pub put_timeout_ms: u64,
-    /// How long [`Store::get_into`] may take, with any wait for promotions.
+    /// Deadline of [`Store::get_into`], including any wait for promotions.
     pub get_timeout_ms: u64,
-    /// How long [`Store::pin`], [`Store::unpin`] and [`Store::remove`] may take.
+    /// Deadline of [`Store::pin`], [`Store::unpin`] and [`Store::remove`].
     pub control_timeout_ms: u64,
-    /// How long [`Store::flush`] may take.
+    /// Deadline of [`Store::flush`].
     pub flush_timeout_ms: u64,
-    /// How long [`Store::shutdown`] may take.
+    /// Deadline of [`Store::shutdown`].
     pub shutdown_timeout_ms: u64,
-    /// While so many calls, at least one, are past their deadline and have not ended, no others are
-    /// made.
+    /// Maximum number of calls, at least one, that are past their deadline and still running. At
+    /// this number, further calls are refused.
     pub overdue_max: u32,
-    /// After so many unwell calls in a row the store is left alone.
+    /// Number of consecutive failed calls that opens the breaker.
     pub failures_to_open: u32,
-    /// For how long, the first time. It doubles with each failed try.
+    /// Initial pause of the open breaker. It doubles with each failed probe.
     pub pause_ms: u64,
-    /// For how long at the most.
+    /// Maximum pause.
     pub pause_max_ms: u64,
-    /// How many calls at a time may try whether the store is well again; at least one.
+    /// Maximum number of concurrent probes of the half-open breaker; at least one.
     pub probes: u32,
-    /// How long an object that could not be read is not asked for again.
+    /// Time during which an object that could not be read is not requested again.
     pub negative_ttl_ms: u64,
-    /// How many such objects are remembered.
+    /// Maximum number of such objects that are remembered.
     pub negative_max: u32,
 }
 
@@ -78,31 +78,31 @@ impl Default for GuardConfig {
     }
 }
 
-/// A store whose failures are bounded, whatever the store inside does.
+/// A store whose failures cost a bounded time, whatever the inner store does.
 ///
-/// - Every call has a deadline. Past it, it answers [`StoreError::TimedOut`]; what it began goes
-///   on.
-/// - After some failures in a row the store is left alone for a while, and every call answers
+/// - Every call has a deadline. Past it, the call returns [`StoreError::TimedOut`]; the operation
+///   itself continues.
+/// - After consecutive failures, a circuit breaker opens for a while, and every call returns
 ///   [`StoreError::Unavailable`] at once.
-/// - An object that could not be read is not asked for again for a while, even if the store says
-///   that it is there.
+/// - An object that could not be read is not requested again for a while, even if the store reports
+///   it as present.
 ///
-/// Calls run as tasks of their own, so they need a tokio runtime with time. A caller who stops
-/// waiting changes nothing for the store inside, nor for what is learnt from the call.
+/// Calls run in tasks of their own, so they need a tokio runtime with time. A caller that stops
+/// waiting affects neither the inner store nor what the guard learns from the call.
 #[derive(Debug)]
 pub struct Guarded {
-    shared: Arc<Shared>,
+    shared: Arc<GuardCore>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct GuardCore {
     inner: Arc<dyn Store>,
     config: GuardConfig,
-    state: Mutex<State>,
+    state: Mutex<GuardState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct GuardState {
     breaker: Breaker,
     negative: NegativeCache,
     overdue: u32,
@@ -115,7 +115,7 @@ impl Guarded {
     /// Guards `inner`.
     #[must_use]
     pub fn new(inner: Arc<dyn Store>, config: GuardConfig) -> Self {
-        let state = State {
+        let state = GuardState {
             breaker: Breaker::new(&config),
             negative: NegativeCache::new(&config),
             overdue: 0,
@@ -123,11 +123,11 @@ impl Guarded {
             timed_out: 0,
             negative_hits: 0,
         };
-        Self { shared: Arc::new(Shared { inner, config, state: Mutex::new(state) }) }
+        Self { shared: Arc::new(GuardCore { inner, config, state: Mutex::new(state) }) }
     }
 
-    /// Has `ask` answer for so many objects if the breaker lets it. Whatever it answers is shown to
-    /// `learn`, even when nobody waits for it any more.
+    /// Runs `ask` for this number of objects if the breaker admits it. `learn` sees the results,
+    /// even if the caller has stopped waiting.
     async fn call<T: Clone + Send + 'static>(
         &self,
         limit_ms: u64,
@@ -144,7 +144,7 @@ impl Guarded {
         }
     }
 
-    /// A call about objects that only changes how the store treats them.
+    /// Runs a call that only changes how the store treats objects.
     async fn control(
         &self,
         objects: usize,
@@ -153,7 +153,8 @@ impl Guarded {
         self.call(self.shared.config.control_timeout_ms, objects, ask, |_, _| {}).await
     }
 
-    /// The part of a batch that is worth asking for; and for each object whether it is not.
+    /// Removes the objects of a batch that are in the negative cache. The flags say which were
+    /// removed.
     fn split<O>(&self, batch: Vec<O>, id: impl Fn(&O) -> ObjectId) -> (Vec<O>, Vec<bool>) {
         let now = Instant::now();
         let mut state = self.shared.state.lock();
@@ -206,11 +207,11 @@ impl Store for Guarded {
             let ids: Vec<ObjectId> = asked.iter().map(|get| get.id).collect();
             let (limit_ms, objects) = (self.shared.config.get_timeout_ms, ids.len());
             let ask = async move { inner.get_into(asked, options).await };
-            let mut reading = Reading::new(&self.shared, ids);
+            let mut reading = PendingReads::new(&self.shared, ids);
             let learn = move |negative: &mut NegativeCache, results: &Results<Served>| {
                 let now = Instant::now();
                 for (id, result) in std::mem::take(&mut reading.ids).into_iter().zip(results) {
-                    negative.end_read(id, is_futile(result), now);
+                    negative.end_read(id, is_lasting_failure(result), now);
                 }
             };
             let results = self.call(limit_ms, objects, ask, learn).await;
@@ -260,15 +261,15 @@ impl Store for Guarded {
         let inner = self.shared.inner.clone();
         Box::pin(async move {
             let ask = async move { vec![inner.shutdown().await] };
-            // A store that nobody asks any more must be shut down all the same.
-            let call = Call { shared: self.shared.clone(), ticket: None, overdue: false };
+            // Shutdown bypasses the breaker.
+            let call = AdmittedCall { shared: self.shared.clone(), ticket: None, overdue: false };
             call.run(self.shared.config.shutdown_timeout_ms, 1, ask, |_, _| {}).await.remove(0)
         })
     }
 }
 
-impl Shared {
-    fn admit(self: &Arc<Self>) -> Result<Call, StoreError> {
+impl GuardCore {
+    fn admit(self: &Arc<Self>) -> Result<AdmittedCall, StoreError> {
         let mut state = self.state.lock();
         let admitted = if state.overdue < self.config.overdue_max.max(1) {
             state.breaker.admit(Instant::now())
@@ -276,24 +277,25 @@ impl Shared {
             Err(Duration::from_millis(self.config.pause_ms))
         };
         state.refused += u64::from(admitted.is_err());
-        let call = |ticket| Call { shared: self.clone(), ticket: Some(ticket), overdue: false };
+        let call =
+            |ticket| AdmittedCall { shared: self.clone(), ticket: Some(ticket), overdue: false };
         admitted.map(call).map_err(|retry_after| StoreError::Unavailable { retry_after })
     }
 }
 
-/// A call that was let through, until it has ended. Dropping it says so, however it came about, so
-/// that no probe is waited for in vain.
+/// An admitted call. Dropping it reports its end to the breaker in every case, so that a lost probe
+/// does not block later ones.
 #[derive(Debug)]
-struct Call {
-    shared: Arc<Shared>,
-    /// Until the breaker has its verdict.
-    ticket: Option<Ticket>,
+struct AdmittedCall {
+    shared: Arc<GuardCore>,
+    /// Present until the breaker has the verdict.
+    ticket: Option<BreakerTicket>,
     overdue: bool,
 }
 
-impl Call {
-    /// Asks the store, in a task of its own: the store may block its thread. The waiting is a task
-    /// as well, because the deadline passes even for those who have gone away.
+impl AdmittedCall {
+    /// Runs the call in a task, since the store may block its thread. A second task watches the
+    /// deadline, which applies even if the caller has stopped waiting.
     async fn run<T: Clone + Send + 'static>(
         self,
         limit_ms: u64,
@@ -323,7 +325,7 @@ impl Call {
         watch.await.unwrap_or_else(|error| vec![Err(died(error)); objects])
     }
 
-    /// Learns from the answer.
+    /// Updates breaker and negative cache from the results.
     fn answered<T>(
         mut self,
         results: &Results<T>,
@@ -339,7 +341,7 @@ impl Call {
             state.breaker.ended(ticket, verdict, Instant::now());
             let error =
                 results.iter().find_map(|result| result.as_ref().err().filter(|it| it.is_unwell()));
-            tell(before, &state.breaker, error);
+            log_transition(before, &state.breaker, error);
         }
         learn(&mut state.negative, results);
         state.timed_out += u64::from(late);
@@ -350,8 +352,8 @@ impl Call {
     }
 }
 
-/// Tells the operator when the store is left alone, and when it is asked again.
-fn tell(before: BreakerState, breaker: &Breaker, error: Option<&StoreError>) {
+/// Logs when the breaker opens and closes.
+fn log_transition(before: BreakerState, breaker: &Breaker, error: Option<&StoreError>) {
     let reason = error.map(StoreError::to_string).unwrap_or_default();
     match (before, breaker.state()) {
         (BreakerState::Closed, BreakerState::Open) => tracing::warn!(
@@ -372,7 +374,7 @@ fn tell(before: BreakerState, breaker: &Breaker, error: Option<&StoreError>) {
     }
 }
 
-impl Drop for Call {
+impl Drop for AdmittedCall {
     fn drop(&mut self) {
         let mut state = self.shared.state.lock();
         if let Some(ticket) = self.ticket.take() {
@@ -382,21 +384,21 @@ impl Drop for Call {
     }
 }
 
-/// Objects that are being read, until it is known how that went or that nobody will know.
-struct Reading {
-    shared: Arc<Shared>,
+/// Objects that are being read, until their outcome is known or lost.
+struct PendingReads {
+    shared: Arc<GuardCore>,
     ids: Vec<ObjectId>,
 }
 
-impl Reading {
-    fn new(shared: &Arc<Shared>, ids: Vec<ObjectId>) -> Self {
+impl PendingReads {
+    fn new(shared: &Arc<GuardCore>, ids: Vec<ObjectId>) -> Self {
         let negative = &mut shared.state.lock().negative;
         ids.iter().for_each(|id| negative.begin_read(*id));
         Self { shared: shared.clone(), ids }
     }
 }
 
-impl Drop for Reading {
+impl Drop for PendingReads {
     fn drop(&mut self) {
         if !self.ids.is_empty() {
             let (negative, now) = (&mut self.shared.state.lock().negative, Instant::now());
@@ -405,14 +407,14 @@ impl Drop for Reading {
     }
 }
 
-/// Whether reading the object again soon would be in vain.
-fn is_futile(result: &Result<Served, StoreError>) -> bool {
+/// Returns true if reading the object again soon would fail too.
+fn is_lasting_failure(result: &Result<Served, StoreError>) -> bool {
     result.as_ref().is_err_and(|error| {
         matches!(error, StoreError::Missing | StoreError::Corrupt(_)) || error.is_unwell()
     })
 }
 
-/// A time after `now`, or, if the clock cannot tell so far ahead, one that nobody lives to see.
+/// Returns `now + pause`, limited to a century ahead, which clocks can represent.
 pub fn after(now: Instant, pause: Duration) -> Instant {
     const FAR: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
     now + pause.min(FAR)

@@ -1,4 +1,4 @@
-//! Counting what is under way, so that whoever closes can wait for the last of it.
+//! Counter of operations in flight, so that a shutdown can wait for the last of them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,30 +6,30 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::Notify;
 
-/// What has begun and not ended. Clones count the same.
+/// Operations in flight. Clones share one counter.
 #[derive(Clone, Debug, Default)]
 pub struct InFlight {
-    shared: Arc<Shared>,
+    shared: Arc<FlightCounter>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct FlightCounter {
     count: AtomicUsize,
     none: Notify,
-    /// The same for threads that block.
+    /// Lock and condition for waiting threads.
     lock: Mutex<()>,
     none_blocking: Condvar,
 }
 
 impl InFlight {
-    /// Something begins, and ends when the answer is dropped. Whoever may be closed begins first and looks
-    /// whether it is closed then: so a shutdown waits for all who were told that it is not.
+    /// Counts an operation until the ticket is dropped. An operation must first take a ticket and
+    /// then check for shutdown; so a shutdown waits for every operation that passed the check.
     pub fn begin(&self) -> Ticket {
         self.shared.count.fetch_add(1, Ordering::SeqCst);
         Ticket(self.clone())
     }
 
-    /// Waits until there is nothing.
+    /// Waits until no operation is in flight.
     pub async fn none(&self) {
         loop {
             let mut none = std::pin::pin!(self.shared.none.notified());
@@ -41,7 +41,7 @@ impl InFlight {
         }
     }
 
-    /// The same for a thread that may block.
+    /// Like [`InFlight::none`], for a thread that may block.
     pub fn none_blocking(&self) {
         let mut guard = self.shared.lock.lock();
         while self.shared.count.load(Ordering::SeqCst) > 0 {
@@ -50,13 +50,13 @@ impl InFlight {
     }
 }
 
-/// Something that is under way.
+/// An operation in flight.
 #[derive(Debug)]
 pub struct Ticket(InFlight);
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        let Shared { count, none, lock, none_blocking } = &*self.0.shared;
+        let FlightCounter { count, none, lock, none_blocking } = &*self.0.shared;
         if count.fetch_sub(1, Ordering::SeqCst) == 1 {
             none.notify_waiters();
             let _guard = lock.lock();

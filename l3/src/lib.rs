@@ -4,8 +4,7 @@
 //! ([`Store::put_from`]) and back ([`Store::get_into`]) without a copy in between. [`MemoryStore`]
 //! keeps them in memory. Other backends are separate crates: on a local SSD, on nodes that many
 //! servers share, in a Mooncake cluster, in a bucket. [`Guarded`] adds deadlines, a circuit breaker
-//! and a negative cache, and [`Releases`] ensures that consumed objects are freed. The module
-//! [`backend`] has the tools for new backends.
+//! and a negative cache. The module [`backend`] has the tools for new backends.
 //!
 //! A store never returns bytes other than those stored under the given id. Every object has a
 //! [`Header`] that its reader verifies; an object that does not verify is removed and counts as
@@ -33,14 +32,15 @@
 mod arena;
 pub mod backend;
 mod catalogue;
+mod departures;
 mod fields;
 mod guard;
 mod in_flight;
+mod lending;
 mod memory;
 mod object;
 mod pool;
 mod registry;
-mod release;
 mod share_out;
 mod stats;
 mod store;
@@ -49,13 +49,11 @@ mod traffic;
 
 pub use arena::{Arena, Lent, Source, Sources, Target, Targets};
 pub use guard::{GuardConfig, Guarded};
+pub use lending::LendingStore;
 pub use memory::{MemoryConfig, MemoryStore};
 pub use object::{HEADER_BYTES, Header, Mismatch, ObjectId};
 pub use registry::Registration;
-pub use release::{ReleaseConfig, Releases};
-pub use stats::{
-    BreakerState, Figure, FigureKind, GuardStats, ReleaseStats, StoreStats, TierStats,
-};
+pub use stats::{BreakerState, Figure, FigureKind, GuardStats, StoreStats, TierStats};
 pub use store::{
     Answer, ExistsOptions, Get, GetOptions, Owner, Pin, Place, Presence, Put, PutOptions, Removal,
     Results, Served, Store, StoreError, Stored,

@@ -1,4 +1,4 @@
-//! Objects in memory.
+//! In-memory backend.
 
 use std::io;
 use std::sync::Arc;
@@ -22,26 +22,26 @@ use crate::store::{
 };
 use crate::traffic::Traffic;
 
-/// The size of a memory store and when it makes room.
+/// Size of a memory store, and its eviction thresholds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemoryConfig {
-    /// Memory for payloads. It is taken from the system as it is first used, in huge pages where there are any.
+    /// Memory for payloads. The system provides it on first use, in huge pages where it has them.
     pub capacity_bytes: u64,
-    /// The largest object; every object takes a slot of this size.
+    /// Maximum object size; every object takes a slot of this size.
     pub object_bytes_max: usize,
-    /// Eviction begins when more than this share of the slots is in use ...
+    /// Eviction starts when more than this share of the slots is in use ...
     pub watermark_high: f64,
-    /// ... and goes on, a few objects with each put, down to this one.
+    /// ... and continues, a few objects per put, down to this share.
     pub watermark_low: f64,
-    /// How long a lease protects.
+    /// Duration of a lease.
     pub lease_ttl_ms: u64,
-    /// The share of the slots that may be leased at a time, so that puts always find room.
+    /// Maximum share of the slots that may be leased at a time, so that puts always find room.
     pub leased_share_max: f64,
 }
 
 impl MemoryConfig {
-    /// `capacity_bytes` in slots of `object_bytes_max`.
+    /// A store of `capacity_bytes` in slots of `object_bytes_max`.
     #[must_use]
     pub fn new(capacity_bytes: u64, object_bytes_max: usize) -> Self {
         Self {
@@ -65,31 +65,31 @@ impl MemoryConfig {
 /// A store in memory. Clones are the same store.
 #[derive(Clone, Debug)]
 pub struct MemoryStore {
-    shared: Arc<Shared>,
+    shared: Arc<MemoryCore>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct MemoryCore {
     config: MemoryConfig,
     arena: Arena,
     registry: Registry,
-    state: Mutex<State>,
+    state: Mutex<MemoryState>,
     born: Instant,
     closed: AtomicBool,
     traffic: Traffic,
 }
 
 #[derive(Debug)]
-struct State {
+struct MemoryState {
     catalogue: Catalogue,
     headers: Vec<[u8; HEADER_BYTES]>,
-    /// Above the high watermark, until the low one is reached.
+    /// True from the high watermark until the low one is reached.
     making_room: bool,
-    /// Slots that were not written in the end. Whoever was to write one may still have its page.
+    /// Slots whose write was abandoned. Their pages may still be lent.
     abandoned: Vec<Slot>,
 }
 
-impl State {
+impl MemoryState {
     fn publish(&mut self, slot: Slot, header: &Header) {
         self.headers[slot as usize] = header.encode();
         for replaced in self.catalogue.publish(slot) {
@@ -98,23 +98,23 @@ impl State {
     }
 }
 
-/// How many objects a put evicts, at most, while room is made.
+/// Maximum number of objects that a put evicts while room is made.
 const EVICTIONS_PER_PUT: usize = 4;
 
-/// After so many bytes copied, other tasks get their turn.
-const TURN_BYTES: usize = 1 << 20;
+/// Number of bytes to copy before yielding to other tasks.
+const YIELD_BYTES: usize = 1 << 20;
 
 impl MemoryStore {
-    /// An empty store.
+    /// Creates an empty store.
     ///
     /// # Errors
-    /// When the configuration cannot work or the system has no room for it.
+    /// If the configuration is invalid or the system has not enough memory.
     pub fn new(config: MemoryConfig) -> io::Result<Self> {
         let slots = config.slots()?;
-        let shared = Shared {
+        let shared = MemoryCore {
             arena: Arena::in_huge_pages(slots, config.object_bytes_max)?,
             registry: Registry::default(),
-            state: Mutex::new(State {
+            state: Mutex::new(MemoryState {
                 catalogue: Catalogue::new(slots, slots),
                 headers: vec![[0; HEADER_BYTES]; slots as usize],
                 making_room: false,
@@ -128,7 +128,7 @@ impl MemoryStore {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Takes a slot for an object that the caller will write; `None` if the object is there already.
+    /// Reserves a slot for an object that the caller will write; `None` if the object is present.
     pub fn reserve(
         &self,
         id: ObjectId,
@@ -170,13 +170,13 @@ impl MemoryStore {
         self.shared.state.lock().catalogue.set_shares(shares);
     }
 
-    /// The memory that the objects are in, one slot a page.
+    /// Memory of the objects, one slot per page.
     pub fn arena(&self) -> &Arena {
         &self.shared.arena
     }
 
-    /// Lends the slot of an object for reading, with the header that its bytes were stored under. They
-    /// are not verified: whoever reads them does that.
+    /// Lends the slot of an object for reading, with the header of its bytes. The bytes are not
+    /// verified: the reader must do that.
     pub fn lend(&self, id: &ObjectId, length: usize) -> Result<SlotLoan, StoreError> {
         let lent = self.try_lend(id, length);
         self.shared.traffic.get(&lent, length);
@@ -196,14 +196,14 @@ impl MemoryStore {
         Ok(self.loan(slot, length, header))
     }
 
-    /// Of a slot that is being read.
+    /// Loan of a slot that is being read.
     fn loan(&self, slot: Slot, length: usize, header: [u8; HEADER_BYTES]) -> SlotLoan {
         let source = self.shared.arena.source(slot);
         let source = Some(source.expect("a present slot is not written").first(length));
         SlotLoan { store: self.clone(), slot, source, header }
     }
 
-    /// Looks at an object that somebody could not verify, and removes it if it is damaged.
+    /// Verifies an object that a reader could not verify, and removes it if it is damaged.
     pub fn inspect(&self, id: &ObjectId) {
         let Some(length) = self.length(id) else { return };
         let Ok(loan) = self.try_lend(id, length) else { return };
@@ -217,30 +217,31 @@ impl MemoryStore {
         }
     }
 
-    /// Whether nothing is free and nothing can be evicted unless something changes.
+    /// Returns true if no slot is free and none can be evicted until a pin, lease or read changes
+    /// that.
     pub fn is_stuck(&self) -> bool {
         let mut state = self.shared.state.lock();
         self.reclaim(&mut state);
         state.catalogue.is_stuck(self.now_ms())
     }
 
-    /// The owner is there: its pins count until it is [let go](Self::let_go).
+    /// Marks the owner as connected: its pins last until it is [let go](Self::let_go).
     pub fn hold(&self, owner: Owner) {
         self.shared.state.lock().catalogue.hold(owner);
     }
 
-    /// The owner is gone: its pins count for so long, unless it comes back.
+    /// Marks the owner as disconnected: its pins last for `patience`, unless it returns.
     pub fn let_go(&self, owner: Owner, patience: Duration) {
         let until_ms = self.now_ms().saturating_add(patience.as_millis() as u64);
         self.shared.state.lock().catalogue.let_go(owner, until_ms);
     }
 
-    /// The largest object.
+    /// Maximum object size.
     pub fn object_bytes_max(&self) -> usize {
         self.shared.config.object_bytes_max
     }
 
-    /// Counts a put whose bytes came straight into a slot.
+    /// Counts a put whose bytes were written directly to a slot.
     pub fn count_put(&self, result: &Result<Stored, StoreError>, bytes: usize) {
         self.shared.traffic.put(result, bytes);
     }
@@ -250,25 +251,26 @@ impl MemoryStore {
         catalogue.find(id).map(|slot| catalogue.length(slot) as usize)
     }
 
-    /// Whether the object is there. Unlike [`Store::exists`] it is not counted.
+    /// Returns true if the object is present. Unlike [`Store::exists`], it is not counted.
     pub fn contains(&self, id: &ObjectId) -> bool {
         self.shared.state.lock().catalogue.find(id).is_some()
     }
 
-    /// Removes all lower generations of the object, which need not be here itself.
+    /// Removes all lower generations of the object, which need not be present itself.
     pub fn supersede(&self, id: &ObjectId) {
         let catalogue = &mut self.shared.state.lock().catalogue;
         catalogue.doom_lower(id);
         catalogue.release_doomed();
     }
 
-    /// Whether a removal would be refused, and why.
+    /// Returns the error with which a removal would be refused, if any.
     pub fn check_removal(&self, id: &ObjectId, removal: Removal) -> Result<(), StoreError> {
         let state = self.shared.state.lock();
         state.catalogue.check_removal(id, removal, self.now_ms()).map(drop)
     }
 
-    /// Stores an object and lends its slot, which keeps it from being evicted; `None` if it was there already.
+    /// Stores an object and lends its slot, which prevents its eviction; `None` if the object was
+    /// present.
     pub fn put_and_lend(&self, put: &Put) -> Result<Option<SlotLoan>, StoreError> {
         let lent = match self.copy_in(put, None) {
             Ok(Some((slot, header))) => slot.publish_and_lend(&header).map(Some),
@@ -289,7 +291,7 @@ impl MemoryStore {
         Ok(stored(is_new))
     }
 
-    /// Copies an object to a slot that nobody can find yet; `None` if it is there already.
+    /// Copies an object to a slot that cannot be found yet; `None` if the object is present.
     fn copy_in(
         &self,
         put: &Put,
@@ -331,9 +333,9 @@ impl MemoryStore {
         verified.map(|()| Served { place: Place::Memory, waited: false })
     }
 
-    /// Frees the abandoned slots whose pages have come back.
-    fn reclaim(&self, state: &mut State) {
-        let State { catalogue, abandoned, .. } = state;
+    /// Frees the abandoned slots whose pages are no longer lent.
+    fn reclaim(&self, state: &mut MemoryState) {
+        let MemoryState { catalogue, abandoned, .. } = state;
         abandoned.retain(|slot| {
             let returned = self.shared.arena.target(*slot).is_ok();
             if returned {
@@ -343,7 +345,7 @@ impl MemoryStore {
         });
     }
 
-    fn make_room(&self, state: &mut State, now_ms: u64) {
+    fn make_room(&self, state: &mut MemoryState, now_ms: u64) {
         let MemoryConfig { watermark_high, watermark_low, .. } = self.shared.config;
         let used_share = f64::from(state.catalogue.used()) / f64::from(state.catalogue.slots());
         state.making_room |= used_share > watermark_high;
@@ -358,7 +360,7 @@ impl MemoryStore {
         }
     }
 
-    fn lease(&self, state: &mut State, slot: Slot) {
+    fn lease(&self, state: &mut MemoryState, slot: Slot) {
         let MemoryConfig { lease_ttl_ms, leased_share_max, .. } = self.shared.config;
         let leases_max = leases_max(state.catalogue.slots(), leased_share_max);
         state.catalogue.lease(slot, self.now_ms(), lease_ttl_ms, leases_max);
@@ -427,7 +429,7 @@ impl Store for MemoryStore {
                 let result = self.put(&put, options.pin);
                 self.shared.traffic.put(&result, put.source.len());
                 results.push(result);
-                take_turns(&mut copied_bytes, put.source.len()).await;
+                yield_after_copy(&mut copied_bytes, put.source.len()).await;
             }
             results
         })
@@ -441,7 +443,7 @@ impl Store for MemoryStore {
                 let result = self.get(&mut get);
                 self.shared.traffic.get(&result, get.target.len());
                 results.push(result);
-                take_turns(&mut copied_bytes, get.target.len()).await;
+                yield_after_copy(&mut copied_bytes, get.target.len()).await;
             }
             results
         })
@@ -488,16 +490,16 @@ fn stored(is_new: bool) -> Stored {
     if is_new { Stored::New } else { Stored::AlreadyThere }
 }
 
-/// Lets other tasks run now and then while much is copied.
-async fn take_turns(copied_bytes: &mut usize, more_bytes: usize) {
+/// Yields to other tasks from time to time while much is copied.
+async fn yield_after_copy(copied_bytes: &mut usize, more_bytes: usize) {
     *copied_bytes += more_bytes;
-    if *copied_bytes >= TURN_BYTES {
+    if *copied_bytes >= YIELD_BYTES {
         *copied_bytes = 0;
         tokio::task::yield_now().await;
     }
 }
 
-/// A slot of a memory store that is being written. Dropping it gives the slot back.
+/// A slot that is being written. Dropping it frees the slot.
 #[derive(Debug)]
 pub struct Reservation {
     store: MemoryStore,
@@ -507,18 +509,18 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// Where the object's bytes go. There is only one.
+    /// Target for the object's bytes. There is only one.
     pub fn target(&mut self) -> Target {
         self.target.take().expect("a reservation has one target")
     }
 
-    /// What was written, for others to read; its target must have been given back.
+    /// The bytes written, for readers; the target must have been returned.
     pub fn source(&self, length: usize) -> Source {
         let source = self.store.shared.arena.source(self.slot);
         source.expect("its target was given back").first(length)
     }
 
-    /// The bytes are there and are those that `header` describes.
+    /// Makes the object visible: its bytes are complete and match `header`.
     pub fn publish(mut self, header: &Header, lease: bool) {
         let mut state = self.store.shared.state.lock();
         self.published = true;
@@ -528,12 +530,12 @@ impl Reservation {
         }
     }
 
-    /// The same, and lends it before anybody could evict it.
+    /// Like [`Reservation::publish`], and lends the slot before the object can be evicted.
     fn publish_and_lend(mut self, header: &Header) -> Result<SlotLoan, StoreError> {
         let mut state = self.store.shared.state.lock();
         self.published = true;
         state.publish(self.slot, header);
-        // A higher generation may have come meanwhile.
+        // A higher generation may have been published meanwhile.
         let is_present = state.catalogue.is_present(self.slot);
         let lent = is_present.then(|| state.catalogue.begin_moving(self.slot)).flatten();
         drop(state);
@@ -553,12 +555,12 @@ impl Drop for Reservation {
     }
 }
 
-/// A slot of a memory store that is being read: it is not reused meanwhile.
+/// A slot that is being read, and is not reused meanwhile.
 #[derive(Debug)]
 pub struct SlotLoan {
     store: MemoryStore,
     slot: Slot,
-    /// Until it is given back.
+    /// Present until the loan ends.
     source: Option<Source>,
     header: [u8; HEADER_BYTES],
 }
@@ -569,7 +571,7 @@ impl SlotLoan {
         self.source.as_ref().expect("it is lent until the loan ends")
     }
 
-    /// What it is verified by.
+    /// Header that verifies the payload.
     pub fn header(&self) -> &[u8; HEADER_BYTES] {
         &self.header
     }

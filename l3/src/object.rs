@@ -1,4 +1,4 @@
-//! What an object is called, and the header that proves that its bytes are the right ones.
+//! Object ids, and the header that proves that the bytes of an object are the right ones.
 //!
 //! `FORMAT.md` draws its bytes.
 
@@ -9,32 +9,33 @@ use terrace_cache::{PageKey, PrefixDigest};
 use crate::fields::Fields;
 use crate::share_out::{share_out, threads_for};
 
-/// The size of an encoded [`Header`].
+/// Size of an encoded [`Header`].
 pub const HEADER_BYTES: usize = 80;
 
 const MAGIC: [u8; 8] = *b"TERRACEO";
-/// Of a header that names namespace, key and generation.
+/// Version of a header that names namespace, key and generation.
 const VERSION: u32 = 1;
-/// Of a header that carries a digest of the prefix. The numbers are those of the whole format: 2 is that of an index.
+/// Version of a header with a prefix digest. Versions count for the whole format: 2 is the version
+/// of an index.
 const VERSION_WITH_PREFIX: u32 = 3;
 
-/// The name of an object. A get, a pin or a removal means exactly this generation.
+/// Name of an object. A get, a pin or a removal means exactly this generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ObjectId {
-    /// The digest of the namespace that the object belongs to.
+    /// Digest of the object's namespace.
     pub namespace: PageKey,
-    /// The page's key, or any other 128 bits that name the object within its namespace.
+    /// Page key, or any other 128 bits that name the object within its namespace.
     pub key: PageKey,
-    /// Which writing of the key this is: a put of a higher generation replaces the lower ones. Pages
-    /// are named by their content and have generation 0 for ever.
+    /// Version of the object under this key: a put of a higher generation replaces the lower ones.
+    /// Pages are named by their content and always have generation 0.
     pub generation: u64,
 }
 
 impl ObjectId {
-    /// The size of an encoded one.
+    /// Size of an encoded id.
     pub const BYTES: usize = 40;
 
-    /// A page of KV.
+    /// Id of a page of KV.
     #[must_use]
     pub fn page(namespace: PageKey, key: PageKey) -> Self {
         Self { namespace, key, generation: 0 }
@@ -46,7 +47,7 @@ impl ObjectId {
         Self { generation, ..self }
     }
 
-    /// Namespace, key and generation as bytes, each with its lowest byte first.
+    /// Encodes namespace, key and generation, each in little-endian order.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
@@ -57,64 +58,64 @@ impl ObjectId {
     }
 }
 
-/// What precedes an object's payload wherever it is kept.
+/// Header that precedes an object's payload wherever it is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Whose payload it is.
+    /// Id of the object.
     pub id: ObjectId,
-    /// The payload's length in bytes.
+    /// Length of the payload in bytes.
     pub length: u64,
-    /// The payload's CRC-64/NVME.
+    /// CRC-64/NVME of the payload.
     pub checksum: u64,
-    /// What the payload is the KV of, if its key alone does not prove that.
+    /// Digest of the prefix that the payload is the KV of, if the key alone does not prove it.
     pub prefix: Option<PrefixDigest>,
 }
 
-/// Which part of an object did not verify.
+/// Part of an object that did not verify.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Mismatch {
-    /// The first eight bytes are not an object's.
+    /// The first eight bytes are not those of an object.
     #[error("this is not an object")]
     Magic,
-    /// Written by a version with another layout.
+    /// The object was written in a different format version.
     #[error("the object has a different format version")]
     Version,
-    /// The header's own checksum does not fit.
+    /// The header's own checksum does not match.
     #[error("the header's checksum does not match")]
     HeaderChecksum,
-    /// It belongs to another namespace.
+    /// The object belongs to another namespace.
     #[error("the object belongs to a different namespace")]
     Namespace,
-    /// It is another page's.
+    /// The object has another key.
     #[error("the object has a different key")]
     Key,
-    /// It is another generation's.
+    /// The object has another generation.
     #[error("the object has a different generation")]
     Generation,
-    /// It is longer or shorter than its index entry says.
+    /// The length differs from the expected one.
     #[error("the object has a different length")]
     Length,
-    /// The payload's checksum does not fit.
+    /// The payload's checksum does not match.
     #[error("the payload's checksum does not match")]
     Payload,
-    /// It is the KV of other tokens whose page has the same key, or does not say of which.
+    /// The object is the KV of other tokens whose page has the same key, or names no prefix.
     #[error("the object does not belong to these tokens")]
     Prefix,
 }
 
 impl Header {
-    /// The header of `payload` under `id`.
+    /// Creates the header of `payload` under `id`.
     #[must_use]
     pub fn new(id: ObjectId, payload: &[u8]) -> Self {
         Self::with_checksum(id, payload, payload_checksum(payload))
     }
 
-    /// The header of `payload` under `id`, whose checksum is known.
+    /// Creates the header of `payload` under `id` with a known checksum.
     pub fn with_checksum(id: ObjectId, payload: &[u8], checksum: u64) -> Self {
         Self { id, length: payload.len() as u64, checksum, prefix: None }
     }
 
-    /// The same header with the digest of the page's prefix.
+    /// Adds the digest of the page's prefix.
     ///
     /// # Panics
     /// If the object has a generation: pages are named by their content.
@@ -124,10 +125,10 @@ impl Header {
         Self { prefix, ..self }
     }
 
-    /// The bytes of the header, as `FORMAT.md` draws them.
+    /// Encodes the header as `FORMAT.md` draws it.
     ///
     /// # Panics
-    /// If a page has 4 GiB.
+    /// If a page has 4 GiB or more.
     #[must_use]
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
@@ -152,11 +153,11 @@ impl Header {
         bytes
     }
 
-    /// Reads a header and checks everything about it but the payload and the prefix: it must be that of `id`, with a
-    /// payload of `length` bytes.
+    /// Decodes a header and verifies everything but payload and prefix: it must be that of `id`,
+    /// with a payload of `length` bytes.
     ///
     /// # Errors
-    /// Whatever does not fit.
+    /// The first part that does not match.
     pub fn verify(
         bytes: &[u8; HEADER_BYTES],
         id: &ObjectId,
@@ -175,7 +176,7 @@ impl Header {
             VERSION_WITH_PREFIX => {
                 let key = u128::from_le_bytes(*bytes[16..].first_chunk().expect("16 bytes"));
                 let prefix = *bytes[32..].first_chunk().expect("32 bytes");
-                // Its checksum says of which namespace it is.
+                // Its checksum covers the namespace.
                 let found = ObjectId::page(id.namespace, PageKey(key));
                 let checksum = header_checksum(bytes, Some(id));
                 (found, u64::from(half(12)), Some(PrefixDigest::from_bytes(prefix)), checksum)
@@ -190,8 +191,9 @@ impl Header {
         Ok(Self { id: *id, length, checksum: number(64), prefix })
     }
 
-    /// Checks that the payload is the KV of the wanted prefix. A header without one proves nothing, so it does not do
-    /// for a page whose prefix is known. Without a wanted prefix the key is proof enough.
+    /// Verifies that the payload is the KV of the wanted prefix. A header without a prefix digest
+    /// proves nothing, so it fails if a prefix is wanted. If none is wanted, the key is proof
+    /// enough.
     ///
     /// # Errors
     /// [`Mismatch::Prefix`].
@@ -202,7 +204,7 @@ impl Header {
         }
     }
 
-    /// Checks the payload.
+    /// Verifies the payload.
     ///
     /// # Errors
     /// [`Mismatch::Payload`].
@@ -210,14 +212,14 @@ impl Header {
         self.verify_checksum(payload_checksum(payload))
     }
 
-    /// Checks a payload whose checksum was computed already.
+    /// Verifies the known checksum of a payload.
     pub fn verify_checksum(&self, checksum: u64) -> Result<(), Mismatch> {
         if checksum == self.checksum { Ok(()) } else { Err(Mismatch::Payload) }
     }
 }
 
-/// The checksum at the end of a header: of what precedes it and, if the header names a prefix in place of the
-/// namespace, of the namespace of `id`.
+/// Checksum at the end of a header. It covers the bytes before it and, if the header has a prefix
+/// digest in place of the namespace, the namespace of `id`.
 fn header_checksum(header: &[u8; HEADER_BYTES], id: Option<&ObjectId>) -> u64 {
     let mut digest = Digest::new(CHECKSUM);
     digest.update(&header[..72]);
@@ -229,28 +231,28 @@ fn header_checksum(header: &[u8; HEADER_BYTES], id: Option<&ObjectId>) -> u64 {
 
 const CHECKSUM: CrcAlgorithm = CrcAlgorithm::Crc64Nvme;
 
-/// CRC-64/NVME of the bytes.
+/// CRC-64/NVME of `bytes`.
 pub fn payload_checksum(bytes: &[u8]) -> u64 {
     checksum(CHECKSUM, bytes)
 }
 
-/// The checksums of payloads, in their order. They take as long as reading the memory does.
+/// Checksums of payloads, in their order, at memory bandwidth.
 pub fn payload_checksums(payloads: &[&[u8]]) -> Vec<u64> {
     let bytes = payloads.iter().map(|payload| payload.len()).sum();
     share_out(threads_for(bytes), payloads.iter(), |payload| payload_checksum(payload))
 }
 
-/// Copies, and computes the checksum on the way.
+/// Copies and computes the checksum in one pass.
 ///
 /// # Panics
-/// When the sides differ in length.
+/// If the lengths differ.
 pub(crate) fn copy_with_checksum(from: &[u8], to: &mut [u8]) -> u64 {
     assert_eq!(from.len(), to.len(), "a copy has the length of what is copied");
     let threads = threads_for(from.len());
     if threads == 1 {
         return copy_share_with_checksum(from, to);
     }
-    // Appending one checksum to another takes a tenth of a millisecond, so each thread has one.
+    // Combining two checksums takes a tenth of a millisecond, so each thread has one share.
     let share_bytes = from.len().div_ceil(threads);
     let shares = from.chunks(share_bytes).zip(to.chunks_mut(share_bytes));
     let copied = share_out(threads, shares, |(from, to)| {
@@ -261,7 +263,8 @@ pub(crate) fn copy_with_checksum(from: &[u8], to: &mut [u8]) -> u64 {
     copied.into_iter().reduce(append).expect("there are shares").0
 }
 
-/// Goes piece by piece, so that memory is read once, and fetches the next piece while it computes.
+/// Copies in pieces, so that memory is read once, and prefetches the next piece during the
+/// computation.
 fn copy_share_with_checksum(from: &[u8], to: &mut [u8]) -> u64 {
     const PIECE_BYTES: usize = 2 << 10;
     let mut digest = Digest::new(CHECKSUM);
@@ -276,14 +279,14 @@ fn copy_share_with_checksum(from: &[u8], to: &mut [u8]) -> u64 {
     digest.finalize()
 }
 
-/// Has memory come closer that is about to be read, and other memory that is about to be written.
+/// Prefetches memory that is about to be read, and memory that is about to be written.
 #[cfg(target_arch = "x86_64")]
 fn fetch(read: &[u8], written: &[u8]) {
     use std::arch::x86_64::{_MM_HINT_ET0, _MM_HINT_T1, _mm_prefetch};
     const LINE_BYTES: usize = 64;
     for (read, written) in read.chunks(LINE_BYTES).zip(written.chunks(LINE_BYTES)) {
-        #[expect(unsafe_code, reason = "it is told addresses")]
-        // SAFETY: it changes nothing, whatever the addresses are.
+        #[expect(unsafe_code, reason = "prefetch intrinsics take raw addresses")]
+        // SAFETY: a prefetch changes nothing, whatever the addresses are.
         unsafe {
             _mm_prefetch::<_MM_HINT_T1>(read.as_ptr().cast());
             _mm_prefetch::<_MM_HINT_ET0>(written.as_ptr().cast());
@@ -303,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_is_what_it_always_was() {
+    fn the_encoding_of_a_header_is_stable() {
         let header = Header::new(
             ObjectId { namespace: PageKey(1), key: PageKey(0x0f0e_0d0c << 96), generation: 3 },
             b"123456789",
@@ -323,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn the_header_of_a_page_with_its_prefix_is_what_it_always_was() {
+    fn the_encoding_of_a_header_with_a_prefix_is_stable() {
         let id = ObjectId::page(PageKey(1), PageKey(0x0f0e_0d0c << 96));
         let prefix = PrefixDigest::from_bytes(std::array::from_fn(|at| at as u8));
         let bytes = Header::new(id, b"123456789").with_prefix(Some(prefix)).encode();

@@ -1,4 +1,4 @@
-//! Pages that are lent to whoever needs one for a while.
+//! Pool of pages for short-term use.
 
 use std::sync::Arc;
 
@@ -9,26 +9,26 @@ use crate::arena::{Arena, Lent, Source, Target};
 
 const OPEN: &str = "it is never closed";
 
-/// The pages of an arena that nobody uses. Clones are the same pages.
+/// Unused pages of an arena. Clones share the pool.
 #[derive(Clone, Debug)]
 pub struct PagePool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolState>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct PoolState {
     arena: Arena,
     free: Mutex<Vec<u32>>,
-    /// Pages that a store had not given back when their use ended.
+    /// Pages that a store still used when they were dropped.
     overdue: Mutex<Vec<u32>>,
     permits: Arc<Semaphore>,
 }
 
 impl PagePool {
-    /// All pages of an arena.
+    /// Creates a pool of all pages of an arena.
     #[must_use]
     pub fn new(arena: Arena) -> Self {
-        let shared = Shared {
+        let shared = PoolState {
             free: Mutex::new((0..arena.pages()).collect()),
             overdue: Mutex::default(),
             permits: Arc::new(Semaphore::new(arena.pages() as usize)),
@@ -37,13 +37,13 @@ impl PagePool {
         Self { shared: Arc::new(shared) }
     }
 
-    /// The memory that the pages are in.
+    /// Arena of the pages.
     #[must_use]
     pub fn arena(&self) -> &Arena {
         &self.shared.arena
     }
 
-    /// So many pages, for which it waits.
+    /// Takes `count` pages; waits until there are enough.
     pub async fn take(&self, count: usize) -> Vec<PooledPage> {
         self.reclaim();
         let permits = self.shared.permits.clone().acquire_many_owned(count as u32);
@@ -52,7 +52,7 @@ impl PagePool {
         (0..count).map(page).collect()
     }
 
-    /// A page, if one is free.
+    /// Takes a page, if one is free.
     pub fn try_take(&self) -> Option<PooledPage> {
         self.reclaim();
         self.shared.permits.clone().try_acquire_owned().ok().map(|permit| self.page(permit))
@@ -63,9 +63,9 @@ impl PagePool {
         PooledPage { pool: self.clone(), number, permit: Some(permit) }
     }
 
-    /// Takes up the pages that have come back at last.
+    /// Returns overdue pages to the pool once they are no longer lent.
     fn reclaim(&self) {
-        let Shared { arena, free, overdue, permits } = &*self.shared;
+        let PoolState { arena, free, overdue, permits } = &*self.shared;
         overdue.lock().retain(|page| {
             let returned = arena.target(*page).is_ok();
             if returned {
@@ -77,7 +77,7 @@ impl PagePool {
     }
 }
 
-/// A page in somebody's use; dropping it gives it back, when nothing touches it any more.
+/// A page taken from the pool. Dropping it returns the page, as soon as it is no longer lent.
 #[derive(Debug)]
 pub struct PooledPage {
     pool: PagePool,
@@ -86,7 +86,7 @@ pub struct PooledPage {
 }
 
 impl PooledPage {
-    /// The first bytes of the page, to be written.
+    /// Lends the first `length` bytes for writing.
     ///
     /// # Errors
     /// While they are being read or written.
@@ -94,7 +94,7 @@ impl PooledPage {
         Ok(self.pool.shared.arena.target(self.number)?.first(length))
     }
 
-    /// The first bytes of the page, to be read.
+    /// Lends the first `length` bytes for reading.
     ///
     /// # Errors
     /// While they are being written.
@@ -105,9 +105,9 @@ impl PooledPage {
 
 impl Drop for PooledPage {
     fn drop(&mut self) {
-        let Shared { arena, free, overdue, .. } = &*self.pool.shared;
+        let PoolState { arena, free, overdue, .. } = &*self.pool.shared;
         if arena.target(self.number).is_ok() {
-            // Before the permit is given back.
+            // Before the permit is returned.
             free.lock().push(self.number);
         } else {
             if let Some(permit) = self.permit.take() {
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_page_is_lent_again_when_nothing_touches_it_any_more() {
+    async fn a_page_is_reused_when_it_is_no_longer_lent() {
         let pool = PagePool::new(Arena::new(2, 64).unwrap());
         let mut pages = pool.take(2).await;
         assert!(pool.try_take().is_none());
@@ -132,7 +132,7 @@ mod tests {
         pages.clear();
         let other = pool.try_take().unwrap();
         assert_ne!(other.number, busy);
-        assert!(pool.try_take().is_none(), "somebody still reads it");
+        assert!(pool.try_take().is_none(), "the page is still being read");
         drop(slow);
         assert_eq!(pool.take(1).await[0].number, busy);
     }

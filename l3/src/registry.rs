@@ -1,4 +1,4 @@
-//! Which arenas a store may use.
+//! Arenas that a store may use.
 
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -10,15 +10,15 @@ use parking_lot::RwLock;
 use crate::arena::Arena;
 use crate::store::{Get, Put, StoreError};
 
-/// The right of a store to use an arena. Dropping it ends the right: calls with the arena's pages are
-/// refused from then on, and those in flight end as they would have.
+/// Right of a store to use an arena. Dropping it ends the right: later calls with the arena's pages
+/// are refused, and those in flight complete.
 #[must_use = "dropping a registration ends it"]
 pub struct Registration {
     _ends_it: Box<dyn Any + Send + Sync>,
 }
 
 impl Registration {
-    /// A registration that ends when `guard` is dropped.
+    /// Creates a registration that ends when `guard` is dropped.
     pub fn new(guard: impl Any + Send + Sync) -> Self {
         Self { _ends_it: Box::new(guard) }
     }
@@ -30,7 +30,7 @@ impl fmt::Debug for Registration {
     }
 }
 
-/// The arenas registered with one store.
+/// Arenas registered with one store.
 #[derive(Clone, Debug, Default)]
 pub struct Registry {
     arenas: Arc<RwLock<BTreeSet<u64>>>,
@@ -42,7 +42,7 @@ impl Registry {
         if !self.arenas.write().insert(arena.id()) {
             return Err(StoreError::AlreadyRegistered { arena: arena.id() });
         }
-        Ok(Registration::new(Entry { registry: self.clone(), arena: arena.id() }))
+        Ok(Registration::new(ArenaGuard { registry: self.clone(), arena: arena.id() }))
     }
 
     fn check(&self, arena: u64) -> Result<(), StoreError> {
@@ -53,28 +53,28 @@ impl Registry {
         }
     }
 
-    /// Refuses an object whose arena is not registered.
+    /// Refuses a put whose arena is not registered.
     pub fn check_put(&self, put: &Put) -> Result<(), StoreError> {
         self.check(put.source.arena_id())
     }
 
-    /// Refuses a page whose arena is not registered.
+    /// Refuses a get whose arena is not registered.
     pub fn check_get(&self, get: &Get) -> Result<(), StoreError> {
         self.check(get.target.arena_id())
     }
 
-    /// How many arenas are registered.
+    /// Number of arenas registered.
     pub fn arenas(&self) -> usize {
         self.arenas.read().len()
     }
 }
 
-struct Entry {
+struct ArenaGuard {
     registry: Registry,
     arena: u64,
 }
 
-impl Drop for Entry {
+impl Drop for ArenaGuard {
     fn drop(&mut self) {
         self.registry.arenas.write().remove(&self.arena);
     }

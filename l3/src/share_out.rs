@@ -1,4 +1,4 @@
-//! Work on much memory, by several threads: one core alone does not read as fast as memory gives.
+//! Memory-bound work shared by several threads: one core cannot saturate the memory bandwidth.
 
 use std::num::NonZero;
 use std::sync::OnceLock;
@@ -6,18 +6,18 @@ use std::thread;
 
 use parking_lot::Mutex;
 
-/// A thread's share has at least so many bytes, or starting the thread takes longer than it saves.
+/// Minimum share of a thread. Below it, starting the thread takes longer than it saves.
 const SHARE_BYTES_MIN: usize = 4 << 20;
 
-/// More threads than this read no faster than memory gives, and others want to use it too.
+/// Maximum number of threads. More of them do not read faster, and other work needs cores too.
 const THREADS_MAX: usize = 4;
 
-/// How many threads should share work on so many bytes.
+/// Number of threads that should share work on `bytes` bytes.
 pub(crate) fn threads_for(bytes: usize) -> usize {
     (bytes / SHARE_BYTES_MIN).clamp(1, cores().min(THREADS_MAX))
 }
 
-/// Has so many threads do jobs, and answers what they came to, in their order.
+/// Runs jobs on `threads` threads and returns their results in the order of the jobs.
 pub(crate) fn share_out<J: Send, R: Send>(
     threads: usize,
     jobs: impl Iterator<Item = J> + Send,
@@ -37,7 +37,7 @@ pub(crate) fn share_out<J: Send, R: Send>(
     };
     thread::scope(|scope| {
         for _ in 1..threads {
-            // Where there can be no thread there is still this one.
+            // If no thread can be started, the calling thread does the work.
             let _ = thread::Builder::new().spawn_scoped(scope, take_turns);
         }
         take_turns();
@@ -47,7 +47,7 @@ pub(crate) fn share_out<J: Send, R: Send>(
     done.into_iter().map(|(_, result)| result).collect()
 }
 
-/// How many threads can run at once. The system takes a while to say.
+/// Number of threads that can run at once. Cached, since the system takes a while to answer.
 pub fn cores() -> usize {
     static CORES: OnceLock<usize> = OnceLock::new();
     *CORES.get_or_init(|| thread::available_parallelism().map_or(1, NonZero::get))

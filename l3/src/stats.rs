@@ -1,10 +1,10 @@
-//! What a store tells about itself.
+//! Statistics of a store.
 
 use std::borrow::Cow;
 
 use serde::Serialize;
 
-/// Counters since the start and gauges of the moment. What a backend or wrapper does not have is
+/// Counters since the start and current gauges. Parts that a backend or wrapper does not have are
 /// `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct StoreStats {
@@ -12,18 +12,16 @@ pub struct StoreStats {
     pub memory: Option<TierStats>,
     /// The disk backend, or the lower tier.
     pub disk: Option<TierStats>,
-    /// What this client has put into a cluster.
+    /// Objects that this client has put into a cluster.
     pub remote: Option<TierStats>,
-    /// What only this kind of backend has to tell.
+    /// Figures of this kind of backend only.
     pub figures: Vec<Figure>,
     /// Deadlines, breaker, negative cache.
     pub guard: Option<GuardStats>,
-    /// Freeing of consumed objects.
-    pub release: Option<ReleaseStats>,
 }
 
 impl StoreStats {
-    /// The value of a figure whose label says `of`.
+    /// Value of a figure with the label value `of`.
     #[must_use]
     pub fn figure(&self, name: &str, of: &str) -> Option<u64> {
         let figure = self.figures.iter().find(|figure| figure.name == name)?;
@@ -31,45 +29,45 @@ impl StoreStats {
     }
 }
 
-/// Something that a backend measures, as it is told to whoever collects metrics.
+/// A metric of one backend, exported as it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Figure {
-    /// Its name, as metrics are called.
+    /// Name of the metric.
     pub name: &'static str,
-    /// What it is.
+    /// Description.
     pub help: &'static str,
-    /// Whether it only grows.
+    /// Counter or gauge.
     pub kind: FigureKind,
-    /// What its values are told apart by; empty for a single value.
+    /// Name of the label; empty for a single value.
     pub label: &'static str,
-    /// The values, each with that of the label.
+    /// The values, each with the value of its label.
     pub values: Vec<(Cow<'static, str>, u64)>,
 }
 
-/// How a figure changes.
+/// Kind of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FigureKind {
-    /// It only grows.
+    /// Only grows.
     Counter,
-    /// It goes up and down.
+    /// Goes up and down.
     Gauge,
 }
 
 impl Figure {
-    /// A single value that only grows.
+    /// Creates a counter with a single value.
     #[must_use]
     pub fn counter(name: &'static str, help: &'static str, value: u64) -> Self {
         Self::counters(name, help, "", [("", value)])
     }
 
-    /// A single value that goes up and down.
+    /// Creates a gauge with a single value.
     #[must_use]
     pub fn gauge(name: &'static str, help: &'static str, value: u64) -> Self {
         Self::gauges(name, help, "", [("", value)])
     }
 
-    /// Values that only grow, told apart by `label`.
+    /// Creates counters that differ in the value of `label`.
     #[must_use]
     pub fn counters<L: Into<Cow<'static, str>>>(
         name: &'static str,
@@ -81,7 +79,7 @@ impl Figure {
         Self { name, help, kind: FigureKind::Counter, label, values }
     }
 
-    /// Values that go up and down, told apart by `label`.
+    /// Creates gauges that differ in the value of `label`.
     #[must_use]
     pub fn gauges<L: Into<Cow<'static, str>>>(
         name: &'static str,
@@ -93,20 +91,20 @@ impl Figure {
     }
 }
 
-/// One place where objects are kept.
+/// Statistics of one tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct TierStats {
-    /// Objects that can be had.
+    /// Objects that can be read.
     pub objects: u64,
-    /// Their payload.
+    /// Payload of these objects.
     pub bytes: u64,
     /// Slots in use, including those that wait to be freed, times their payload size.
     pub resident_bytes: u64,
-    /// What all slots could hold.
+    /// Payload that all slots could hold.
     pub capacity_bytes: u64,
-    /// Payload size of a slot, which an object takes however small it is; 0 if it is not known.
+    /// Payload size of a slot, which an object takes however small it is; 0 if unknown.
     pub slot_bytes: u64,
-    /// Memory that the index takes.
+    /// Memory of the index.
     pub index_bytes: u64,
     /// Arenas registered.
     pub arenas: u64,
@@ -128,77 +126,60 @@ pub struct TierStats {
     pub gets_missing: u64,
     /// Payload read.
     pub get_bytes: u64,
-    /// Objects asked about.
+    /// Objects looked up.
     pub exists: u64,
     /// Leases granted.
     pub leases: u64,
-    /// Leases asked for and not granted, because too much was leased already.
+    /// Leases refused because too many were active.
     pub leases_refused: u64,
     /// Objects evicted.
     pub evicted: u64,
-    /// Objects removed on demand.
+    /// Objects removed by request.
     pub removed: u64,
     /// Objects replaced by a later generation.
     pub superseded: u64,
-    /// Objects that did not verify, and were removed.
+    /// Objects that did not verify and were removed.
     pub corrupt: u64,
     /// Transfers that the medium failed.
     pub io_errors: u64,
-    /// Bytes that had to be copied on the way because their buffer was not aligned for direct IO.
+    /// Bytes copied because their buffer was not suitable for a direct transfer.
     pub bounced_bytes: u64,
-    /// Rounds that made changes durable.
+    /// Commits that made changes durable.
     pub commits: u64,
-    /// Times that the disk had no room for more slots.
+    /// How often the disk had no room for more slots.
     pub disk_full: u64,
-    /// 1 when changes cannot be made durable any more, and so none are taken.
+    /// 1 after a failure to make changes durable; further changes are refused.
     pub broken: u64,
 }
 
-/// What a breaker does.
+/// State of a circuit breaker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BreakerState {
-    /// All is well; calls go through.
+    /// Healthy; calls are admitted.
     #[default]
     Closed,
     /// Calls are refused.
     Open,
-    /// Single calls go through to see whether all is well again.
+    /// Single calls are admitted as probes.
     HalfOpen,
 }
 
-/// What a guard has seen.
+/// Statistics of a guard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct GuardStats {
-    /// The breaker.
+    /// State of the breaker.
     pub breaker: BreakerState,
-    /// Times that the breaker opened.
+    /// How often the breaker opened.
     pub opened: u64,
     /// Calls refused by the breaker.
     pub refused: u64,
     /// Calls that ran into their deadline.
     pub timed_out: u64,
-    /// Calls past their deadline that have not ended yet.
+    /// Calls past their deadline that are still running.
     pub overdue: u64,
-    /// Objects not asked for because they had failed lately.
+    /// Objects not requested because they failed recently.
     pub negative_hits: u64,
     /// Objects remembered as failing.
     pub negative: u64,
-}
-
-/// How freeing of consumed objects goes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct ReleaseStats {
-    /// Objects released.
-    pub released: u64,
-    /// Objects whose removal failed and is being retried.
-    pub parked: u64,
-    /// The most that were ever parked at once.
-    pub parked_most: u64,
-    /// Retries.
-    pub retries: u64,
-    /// Objects removed by a retry.
-    pub recovered: u64,
-    /// Gets refused because the object was released.
-    pub gets_refused: u64,
 }

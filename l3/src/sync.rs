@@ -1,4 +1,4 @@
-//! What the concurrent parts synchronise with: the real thing, or loom's model of it.
+//! Synchronisation primitives: the real ones, or loom's models of them.
 
 #[cfg(not(feature = "loom"))]
 pub use parking_lot::Mutex;
@@ -12,7 +12,7 @@ pub use modelled::Mutex;
 
 #[cfg(feature = "loom")]
 mod modelled {
-    /// Loom's mutex in the shape of `parking_lot`'s.
+    /// Loom's mutex with the interface of `parking_lot`'s.
     #[derive(Debug, Default)]
     pub struct Mutex<T>(loom::sync::Mutex<T>);
 
@@ -22,7 +22,7 @@ mod modelled {
         }
 
         pub fn lock(&self) -> loom::sync::MutexGuard<'_, T> {
-            self.0.lock().expect("nobody panics while holding it")
+            self.0.lock().expect("no holder panics")
         }
     }
 }

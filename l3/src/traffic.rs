@@ -1,11 +1,11 @@
-//! Counters of what goes through a backend.
+//! Traffic counters of a backend.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::stats::TierStats;
 use crate::store::{StoreError, Stored};
 
-/// What went in and out.
+/// Counters of objects and bytes.
 #[derive(Debug, Default)]
 pub struct Traffic {
     puts: AtomicU64,
@@ -15,7 +15,7 @@ pub struct Traffic {
     gets: AtomicU64,
     gets_missing: AtomicU64,
     get_bytes: AtomicU64,
-    /// Objects asked about.
+    /// Objects looked up.
     pub exists: AtomicU64,
     corrupt: AtomicU64,
 }
@@ -26,7 +26,7 @@ impl Traffic {
         counter.fetch_add(by as u64, Ordering::Relaxed);
     }
 
-    /// Counts what came of a put.
+    /// Counts the result of a put.
     pub fn put(&self, result: &Result<Stored, StoreError>, bytes: usize) {
         match result {
             Ok(Stored::New) => {
@@ -39,7 +39,7 @@ impl Traffic {
         }
     }
 
-    /// Counts what came of a get.
+    /// Counts the result of a get.
     pub fn get<T>(&self, result: &Result<T, StoreError>, bytes: usize) {
         match result {
             Ok(_) => {
@@ -52,7 +52,7 @@ impl Traffic {
         }
     }
 
-    /// Fills in what was counted.
+    /// Adds the counters to `stats`.
     pub fn fill(&self, stats: TierStats) -> TierStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         TierStats {

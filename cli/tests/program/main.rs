@@ -10,7 +10,7 @@ mod cluster;
 mod features;
 mod nodes;
 #[allow(unreachable_pub, dead_code)]
-#[path = "../../../tests/src/l3/objects.rs"]
+#[path = "../../../l3/conformance/src/objects.rs"]
 mod objects;
 mod process;
 mod replay;

@@ -1,4 +1,4 @@
-//! Requests: what an object is called in the bucket, and what the bucket's answers mean.
+//! Requests to the bucket: names of objects, and interpretation of the responses.
 
 use std::fmt;
 use std::future::Future;
@@ -20,10 +20,10 @@ use url::Url;
 use super::{BucketsConfig, BucketsError};
 use terrace_l3::{Get, HEADER_BYTES, Header, Mismatch, ObjectId, StoreError};
 
-/// How many objects are removed by one request: as many as every kind of bucket takes.
-pub(crate) const DELETED_AT_A_TIME: usize = 256;
+/// Maximum number of objects removed by one request: all kinds of buckets accept as many.
+pub(crate) const DELETES_PER_REQUEST: usize = 256;
 
-/// A bucket, or a folder that stands for one.
+/// A bucket, or a folder used as one.
 pub(crate) struct Bucket {
     objects: Arc<dyn ObjectStore>,
     prefix: Path,
@@ -34,13 +34,13 @@ pub(crate) struct Bucket {
 }
 
 impl fmt::Debug for Bucket {
-    /// Without what the client knows of credentials.
+    /// Omits the credentials of the client.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Bucket {}/{}", self.objects, self.prefix)
     }
 }
 
-/// The variables of the environment that say where a bucket is and who may use it begin like this.
+/// Prefixes of the environment variables with the bucket's address and credentials.
 const VARIABLES: [&str; 3] = ["AWS_", "AZURE_", "GOOGLE_"];
 
 impl Bucket {
@@ -77,7 +77,7 @@ impl Bucket {
         }
     }
 
-    /// Stores an object unless it is there, and answers whether it was not.
+    /// Stores an object unless it exists, and returns whether it was new.
     pub(crate) async fn create(
         &self,
         id: &ObjectId,
@@ -90,7 +90,8 @@ impl Bucket {
             match self.objects.put_opts(&path, payload.clone(), mode).await {
                 Ok(_) => Ok(true),
                 Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => Ok(false),
-                // The store has no conditions: of two who put it at a time, both believe to be first.
+                // The store has no conditional puts: of two concurrent writers, both may believe to
+                // be first.
                 Err(Error::NotImplemented { .. } | Error::NotSupported { .. }) => {
                     match self.objects.head(&path).await {
                         Ok(_) => Ok(false),
@@ -115,20 +116,20 @@ impl Bucket {
         })
     }
 
-    /// The length of an object's payload, if there is one. Nothing of it is verified.
+    /// Length of an object's payload, if it exists. It is not verified.
     pub(crate) async fn length(&self, id: &ObjectId) -> Result<usize, StoreError> {
         let path = self.path(id);
         let meta = self.request("looking up an object", self.objects.head(&path)).await?;
         Ok((meta.size as usize).saturating_sub(HEADER_BYTES))
     }
 
-    /// The length of an object's payload by its header, which is verified.
+    /// Length of an object's payload from its verified header.
     pub(crate) async fn sound_length(&self, id: &ObjectId) -> Result<usize, StoreError> {
         let length = self.length(id).await?;
         let path = self.path(id);
         let header = self.objects.get_range(&path, 0..HEADER_BYTES as u64);
         let header = match self.request("reading a header", header).await {
-            // What is shorter has no such range.
+            // A shorter object has no such range.
             Err(StoreError::Io { .. }) if length == 0 => return Err(Mismatch::Length.into()),
             header => header?,
         };
@@ -144,7 +145,7 @@ impl Bucket {
         let expected = HEADER_BYTES + get.target.len();
         let read = async {
             let object = self.objects.get(&path).await?;
-            // What has another length is not read, however long it is.
+            // An object of another length is not read, however long it is.
             if object.meta.size == expected as u64 {
                 object.bytes().await.map(Some)
             } else {
@@ -168,13 +169,13 @@ impl Bucket {
         Ok(())
     }
 
-    /// Removes up to [`DELETED_AT_A_TIME`] objects by one request, where the store has such; one that is not there is
-    /// removed.
+    /// Removes up to [`DELETES_PER_REQUEST`] objects, in one request if the store supports it. An
+    /// absent object counts as removed.
     pub(crate) async fn delete(&self, ids: &[ObjectId]) -> Vec<Result<(), StoreError>> {
         let paths: Vec<Path> = ids.iter().map(|id| self.path(id)).collect();
         let locations = stream::iter(paths.into_iter().map(Ok)).boxed();
         let deleted = self.objects.delete_stream(locations).collect::<Vec<_>>();
-        // What fails is counted below: a request that fails as a whole has one answer.
+        // Failures are counted below: a request that fails as a whole has one result.
         let during = "removing objects";
         let deleted = match self.request(during, async { Ok(deleted.await) }).await {
             Ok(deleted) => deleted,
@@ -193,7 +194,7 @@ impl Bucket {
             return vec![Err(error); ids.len()];
         }
         if let Some(folder) = &self.folder {
-            // The folders of their generations, unless there are others.
+            // Remove the folders of their generations, unless there are others.
             let removed = ids.iter().zip(&mut results).filter(|(_, result)| result.is_ok());
             let folders: Vec<PathBuf> =
                 removed.map(|(id, _)| folder.join(self.name(id).as_ref())).collect();
@@ -203,7 +204,7 @@ impl Bucket {
         results
     }
 
-    /// All generations of an object that the bucket has.
+    /// All generations of an object in the bucket.
     pub(crate) async fn generations(&self, id: &ObjectId) -> Result<Vec<u64>, StoreError> {
         let name = self.name(id);
         let listed = self.objects.list_with_delimiter(Some(&name));
@@ -212,7 +213,7 @@ impl Bucket {
         Ok(listed.objects.iter().filter_map(|object| generation(&object.location)).collect())
     }
 
-    /// Waits until a folder's file system has written everything; others have when they answer.
+    /// Waits until a folder's file system has written everything; buckets have when they respond.
     pub(crate) async fn sync(&self) -> Result<(), StoreError> {
         let Some(folder) = self.folder.clone() else { return Ok(()) };
         let sync =
@@ -221,7 +222,7 @@ impl Bucket {
         synced.flatten().map_err(|error| StoreError::io("syncing the folder", &error))
     }
 
-    /// How many requests have failed.
+    /// Number of failed requests.
     pub(crate) fn failed(&self) -> u64 {
         self.failed.load(Ordering::Relaxed)
     }
@@ -239,7 +240,7 @@ impl Bucket {
         self.name(id).join(format!("{:016x}", id.generation))
     }
 
-    /// Waits for its turn and then for the answer, which has its time.
+    /// Waits for a permit and then for the response, within the request timeout.
     async fn request<T>(
         &self,
         during: &'static str,

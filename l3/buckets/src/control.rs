@@ -1,28 +1,27 @@
-//! Everything but putting: asking, reading, pinning, removing.
+//! Lookups, reads, pins and removals.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::bucket::DELETED_AT_A_TIME;
-use super::ledger::{Departure, Room};
-use super::put::Claim;
-use super::{Shared, each};
-use terrace_l3::backend::leases_max;
+use super::bucket::DELETES_PER_REQUEST;
+use super::put::SlotClaim;
+use super::{BucketsCore, each};
+use terrace_l3::backend::{Departure, SlotUse, leases_max};
 use terrace_l3::{
     ExistsOptions, Get, ObjectId, Pin, Place, Presence, Removal, Results, Served, StoreError,
 };
 
-/// How a removal begins.
+/// First step of a removal.
 enum Begun {
     /// This one is ours to remove.
     Departure(Departure),
-    /// It is not this client's, and may be there or not.
+    /// It is not this client's, and may or may not exist.
     Others(Departure),
-    /// Somebody is at it.
+    /// Another task is removing it.
     Wait,
 }
 
-impl Shared {
+impl BucketsCore {
     pub(super) async fn exist(
         self: Arc<Self>,
         ids: Vec<ObjectId>,
@@ -75,7 +74,7 @@ impl Shared {
         let departures = {
             let mut state = self.ledger.lock();
             match (&read, slot) {
-                (Err(StoreError::Missing), Some(slot)) => state.end_reading_of_nothing(&id, slot),
+                (Err(StoreError::Missing), Some(slot)) => state.end_read_of_missing(&id, slot),
                 (Err(StoreError::Corrupt(_)), Some(slot)) => {
                     state.catalogue.end_read(slot);
                     state.catalogue.doom_if(slot, &id);
@@ -86,15 +85,15 @@ impl Shared {
             state.take_departures()
         };
         self.ledger.notify();
-        // What cannot be removed now is stuck, and removed later.
-        let _ = self.expel(departures).await;
+        // Objects that cannot be removed now are retried later.
+        let _ = self.remove_departing(departures).await;
         if let (Err(StoreError::Corrupt(_)), None) = (&read, slot) {
             self.discard(id).await;
         }
         read.map(|()| Served { place: Place::Disk, waited: false })
     }
 
-    /// Pins objects: those of other clients become ours, too, until they are unpinned.
+    /// Pins objects. Those of other clients become ours as well, until they are unpinned.
     pub(super) async fn pin(self: Arc<Self>, ids: Vec<ObjectId>, pin: Pin) -> Results<()> {
         let lengths = each(ids.clone(), |id| {
             let shared = self.clone();
@@ -125,16 +124,16 @@ impl Shared {
         let departures = {
             let mut state = self.ledger.lock();
             match claim {
-                Claim::Mine(slot) => state.adopt(slot),
-                Claim::There(slot) => {
+                SlotClaim::Mine(slot) => state.adopt(slot),
+                SlotClaim::There(slot) => {
                     state.catalogue.end_read(slot);
                     Vec::new()
                 }
-                Claim::WriteFirst => return Err(StoreError::Full),
+                SlotClaim::WriteFirst => return Err(StoreError::Full),
             }
         };
         self.ledger.notify();
-        let _ = self.expel(departures).await;
+        let _ = self.remove_departing(departures).await;
         Ok(())
     }
 
@@ -149,7 +148,7 @@ impl Shared {
         ids: Vec<ObjectId>,
         removal: Removal,
     ) -> Results<()> {
-        // Whose removal it is, is decided in the batch's order.
+        // Ownership of each removal is decided in the batch's order.
         let begun: Vec<_> = ids.iter().map(|id| self.begin_removal(*id, removal)).collect();
         let mut results: Results<()> = vec![Err(StoreError::BeingWritten); ids.len()];
         let (mut departures, mut others, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
@@ -161,7 +160,7 @@ impl Shared {
                 Err(refused) => results[place] = Err(refused),
             }
         }
-        // The bucket does not say of what it removes whether it was there.
+        // The response does not say whether a removed object existed.
         let there = each(others.clone(), |(_, departure)| {
             let shared = self.clone();
             async move { shared.bucket.length(&departure.id).await }
@@ -176,7 +175,7 @@ impl Shared {
             }
         }
         let (places, departures): (Vec<usize>, Vec<Departure>) = departures.into_iter().unzip();
-        for (place, removed) in places.into_iter().zip(self.expel_each(departures).await) {
+        for (place, removed) in places.into_iter().zip(self.remove_each(departures).await) {
             results[place] = removed;
         }
         let waited = each(waiting.iter().map(|place| ids[*place]).collect(), |id| {
@@ -192,19 +191,19 @@ impl Shared {
     fn begin_removal(&self, id: ObjectId, removal: Removal) -> Result<Begun, StoreError> {
         let mut state = self.ledger.lock();
         if state.is_leaving(&id) {
-            return Ok(state.take_stuck(&id).map_or(Begun::Wait, Begun::Departure));
+            return Ok(state.departures.take_stuck(&id).map_or(Begun::Wait, Begun::Departure));
         }
         match state.catalogue.remove(&id, removal, self.ledger.now_ms()) {
             Ok(()) => {
                 let departure = state.take_departures().pop().expect("it was doomed");
                 Ok(Begun::Departure(departure))
             }
-            Err(StoreError::Missing) => Ok(Begun::Others(state.depart(id, Room::None))),
+            Err(StoreError::Missing) => Ok(Begun::Others(state.depart(id, SlotUse::None))),
             Err(refused) => Err(refused),
         }
     }
 
-    /// Removes an object that somebody is removing already.
+    /// Removes an object that another task is removing already.
     async fn remove_in_turn(
         self: &Arc<Self>,
         id: ObjectId,
@@ -213,10 +212,10 @@ impl Shared {
         let until = Instant::now() + Duration::from_millis(self.config.full_wait_ms);
         loop {
             match self.begin_removal(id, removal)? {
-                Begun::Departure(departure) => return self.expel(vec![departure]).await,
+                Begun::Departure(departure) => return self.remove_departing(vec![departure]).await,
                 Begun::Others(departure) => {
                     return match self.bucket.length(&id).await {
-                        Ok(_) => self.expel(vec![departure]).await,
+                        Ok(_) => self.remove_departing(vec![departure]).await,
                         Err(error) => {
                             self.ledger.stayed(departure);
                             Err(error)
@@ -229,29 +228,31 @@ impl Shared {
         }
     }
 
-    /// Removes an object that is not this client's, for it is damaged or replaced. Another may have done so.
+    /// Removes a damaged or replaced object that is not this client's. Another client may have done
+    /// so.
     pub(super) async fn discard(self: &Arc<Self>, id: ObjectId) {
         let departure = {
             let mut state = self.ledger.lock();
             if state.is_leaving(&id) || state.catalogue.find(&id).is_some() {
                 return;
             }
-            state.depart(id, Room::None)
+            state.depart(id, SlotUse::None)
         };
-        let _ = self.expel(vec![departure]).await;
+        let _ = self.remove_departing(vec![departure]).await;
     }
 
-    /// Removes what is leaving from the bucket.
-    pub(super) async fn expel(
+    /// Removes departing objects from the bucket.
+    pub(super) async fn remove_departing(
         self: &Arc<Self>,
         departures: Vec<Departure>,
     ) -> Result<(), StoreError> {
-        self.expel_each(departures).await.into_iter().collect()
+        self.remove_each(departures).await.into_iter().collect()
     }
 
-    /// The same, with an answer for each. Many leave with one request, where the bucket has such.
-    async fn expel_each(self: &Arc<Self>, departures: Vec<Departure>) -> Results<()> {
-        let batches: Vec<_> = departures.chunks(DELETED_AT_A_TIME).map(<[_]>::to_vec).collect();
+    /// Like [`BucketsCore::remove_departing`], with one result per object. Removes many objects per request, if the
+    /// bucket supports it.
+    async fn remove_each(self: &Arc<Self>, departures: Vec<Departure>) -> Results<()> {
+        let batches: Vec<_> = departures.chunks(DELETES_PER_REQUEST).map(<[_]>::to_vec).collect();
         let removals = batches.into_iter().map(|batch| {
             let shared = self.clone();
             tokio::spawn(async move {
@@ -276,19 +277,20 @@ impl Shared {
         results
     }
 
-    /// Tries again to remove what could not be, until something cannot be again.
-    pub(super) async fn expel_stuck(self: &Arc<Self>) -> Result<(), StoreError> {
+    /// Retries failed removals until one fails again.
+    pub(super) async fn retry_stuck(self: &Arc<Self>) -> Result<(), StoreError> {
         loop {
-            let stuck = self.ledger.lock().take_all_stuck(self.at_a_time());
+            let stuck =
+                self.ledger.lock().departures.take_all_stuck(self.concurrent_removals_max());
             if stuck.is_empty() {
                 return Ok(());
             }
-            self.expel(stuck).await?;
+            self.remove_departing(stuck).await?;
         }
     }
 
-    /// How many objects are removed at a time.
-    pub(super) fn at_a_time(&self) -> usize {
+    /// Number of concurrent removals.
+    pub(super) fn concurrent_removals_max(&self) -> usize {
         self.config.requests_max.max(1) as usize
     }
 }

@@ -1,71 +1,43 @@
-//! What this client has in the bucket: the objects that it has put or pinned, in a catalogue like that of any
-//! other store.
+//! Objects that this client has put or pinned in the bucket, in a catalogue.
 //!
-//! An object that is being removed is `leaving`: nobody can have it any more, and nobody can put it again
-//! before it has left. So is one whose put may have happened although it has failed.
+//! A departing object can be neither read nor put until the bucket has removed it. This includes an
+//! object whose put may have taken effect although it failed.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
-use terrace_l3::backend::{Catalogue, Slot};
+use terrace_l3::backend::{Catalogue, Departure, Departures, Slot, SlotUse};
 use terrace_l3::{ObjectId, Pin, StoreError};
 
 #[derive(Debug)]
-pub(crate) struct Ledger {
-    state: Mutex<State>,
+pub(crate) struct BucketLedger {
+    state: Mutex<BucketState>,
     changed: Notify,
     born: Instant,
 }
 
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct BucketState {
     pub(crate) catalogue: Catalogue,
-    leaving: BTreeMap<ObjectId, Leaving>,
+    pub(crate) departures: Departures,
     /// Objects of other clients that are pinned here.
     adopted: BTreeSet<ObjectId>,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Leaving {
-    room: Room,
-    /// How many requests to remove it are under way. Without one it is stuck: somebody must try again.
-    in_hand: u32,
-    /// The requests under way may come too early, or have failed, so there must be another.
-    again: bool,
-}
-
-/// What an object that leaves takes up here until it has left.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Room {
-    /// The slot of one that was there.
-    Doomed(Slot),
-    /// The slot of one that may have come to be there.
-    Begun(Slot),
-    /// It was never ours.
-    None,
-}
-
-/// An object that whoever has this is to remove from the bucket.
-#[derive(Clone, Copy, Debug)]
-#[must_use = "it leaves when it is removed"]
-pub(crate) struct Departure {
-    pub(crate) id: ObjectId,
-}
-
-impl Ledger {
+impl BucketLedger {
     pub(crate) fn new(slots: Slot) -> Self {
-        let state = State {
+        let state = BucketState {
             catalogue: Catalogue::new(slots, slots),
-            leaving: BTreeMap::new(),
+            departures: Departures::default(),
             adopted: BTreeSet::new(),
         };
         Self { state: Mutex::new(state), changed: Notify::new(), born: Instant::now() }
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, BucketState> {
         self.state.lock()
     }
 
@@ -73,12 +45,12 @@ impl Ledger {
         self.born.elapsed().as_millis() as u64
     }
 
-    /// Tells those who wait that something has changed.
+    /// Wakes all waiting calls.
     pub(crate) fn notify(&self) {
         self.changed.notify_waiters();
     }
 
-    /// Waits for a change, a little while at the most. False if it is later than `until`.
+    /// Waits briefly for a change. Returns false after `until`.
     pub(crate) async fn wait(&self, until: Instant) -> bool {
         const TURN: Duration = Duration::from_millis(20);
         let left = until.saturating_duration_since(Instant::now());
@@ -86,100 +58,62 @@ impl Ledger {
         !left.is_zero()
     }
 
-    /// The bucket has removed the object.
+    /// Records that the bucket has removed the object.
     pub(crate) fn departed(&self, departure: Departure) {
-        self.lock().settle(departure, true);
-        self.notify();
+        self.settle(departure, true);
     }
 
-    /// The bucket has not removed it. One of ours stays unreachable; another's is as it was.
+    /// Records that the bucket has not removed the object. One of ours stays unreadable; another
+    /// client's is unaffected.
     pub(crate) fn stayed(&self, departure: Departure) {
-        self.lock().settle(departure, false);
+        self.settle(departure, false);
+    }
+
+    fn settle(&self, departure: Departure, removed: bool) {
+        let BucketState { departures, catalogue, .. } = &mut *self.lock();
+        departures.end(departure, removed, catalogue);
         self.notify();
     }
 }
 
-impl State {
+impl BucketState {
     pub(crate) fn is_leaving(&self, id: &ObjectId) -> bool {
-        self.leaving.contains_key(id)
+        self.departures.contains(id)
     }
 
-    /// The object leaves from now on. It may be leaving already: as another's, before it became ours.
-    pub(crate) fn depart(&mut self, id: ObjectId, room: Room) -> Departure {
-        self.leave(id, room).in_hand += 1;
-        Departure { id }
-    }
-
-    /// The object of a put that failed may be there, or come to be there, and leaves with the next try.
-    pub(crate) fn park(&mut self, id: ObjectId, slot: Slot) {
-        self.leave(id, Room::Begun(slot)).again = true;
-    }
-
-    fn leave(&mut self, id: ObjectId, room: Room) -> &mut Leaving {
+    /// Starts the removal of an object. One of another client may be departing already.
+    pub(crate) fn depart(&mut self, id: ObjectId, slot_use: SlotUse) -> Departure {
         self.adopted.remove(&id);
-        let nothing = Leaving { room: Room::None, in_hand: 0, again: false };
-        let leaving = self.leaving.entry(id).or_insert(nothing);
-        if room != Room::None {
-            assert_eq!(leaving.room, Room::None, "an object has one slot");
-            leaving.room = room;
-        }
-        leaving
+        self.departures.begin(id, slot_use)
     }
 
-    /// A request to remove an object has ended.
-    fn settle(&mut self, departure: Departure, removed: bool) {
-        let Some(leaving) = self.leaving.get_mut(&departure.id) else { return };
-        leaving.in_hand -= 1;
-        leaving.again |= !removed;
-        let stays = leaving.again && leaving.room != Room::None;
-        if leaving.in_hand > 0 || stays {
-            return;
-        }
-        match leaving.room {
-            Room::Doomed(slot) => self.catalogue.release(slot),
-            Room::Begun(slot) => self.catalogue.abandon(slot),
-            Room::None => {}
-        }
-        self.leaving.remove(&departure.id);
+    /// Marks the object of a failed put, which may exist or appear later, for removal by the next retry.
+    pub(crate) fn park(&mut self, id: ObjectId, slot: Slot) {
+        self.adopted.remove(&id);
+        self.departures.park(id, SlotUse::Begun(slot));
     }
 
-    /// Everything that was doomed leaves from now on.
+    /// Starts the removal of all doomed objects.
     pub(crate) fn take_departures(&mut self) -> Vec<Departure> {
         let doomed = self.catalogue.take_doomed();
         self.depart_from(doomed)
     }
 
-    /// What is in these slots, which are doomed, leaves from now on.
+    /// Starts the removal of the objects in these doomed slots.
     pub(crate) fn depart_from(&mut self, slots: impl IntoIterator<Item = Slot>) -> Vec<Departure> {
-        let depart = |slot| self.depart(self.catalogue.id(slot), Room::Doomed(slot));
+        let depart = |slot| self.depart(self.catalogue.id(slot), SlotUse::Doomed(slot));
         slots.into_iter().map(depart).collect()
     }
 
-    /// Takes an object in hand that is stuck, to try again.
-    pub(crate) fn take_stuck(&mut self, id: &ObjectId) -> Option<Departure> {
-        let leaving = self.leaving.get_mut(id).filter(|leaving| leaving.in_hand == 0)?;
-        (leaving.in_hand, leaving.again) = (1, false);
-        Some(Departure { id: *id })
-    }
-
-    /// Takes so many at the most in hand.
-    pub(crate) fn take_all_stuck(&mut self, objects_max: usize) -> Vec<Departure> {
-        let stuck = self.leaving.iter_mut().filter(|(_, leaving)| leaving.in_hand == 0);
-        let take = |(id, leaving): (&ObjectId, &mut Leaving)| {
-            (leaving.in_hand, leaving.again) = (1, false);
-            Departure { id: *id }
-        };
-        stuck.take(objects_max).map(take).collect()
-    }
-
-    /// The object in this slot is there and another's, and this client's until its pin is taken back.
+    /// Publishes an existing object of another client, which belongs to this client until it is
+    /// unpinned.
     pub(crate) fn adopt(&mut self, slot: Slot) -> Vec<Departure> {
         self.adopted.insert(self.catalogue.id(slot));
         let replaced = self.catalogue.publish(slot);
         self.depart_from(replaced)
     }
 
-    /// Takes back a pin. What another has put is the other's again, and not ours to evict.
+    /// Unpins an object. One of another client belongs to it again, and is not ours to evict.
     pub(crate) fn unpin(&mut self, id: &ObjectId, pin: Pin) -> Result<(), StoreError> {
         let slot = self.catalogue.unpin(id, pin)?;
         if self.adopted.contains(id) && !self.catalogue.is_pinned(id) {
@@ -188,13 +122,13 @@ impl State {
         Ok(())
     }
 
-    /// Ends the reading of an object that the bucket does not have any more.
-    pub(crate) fn end_reading_of_nothing(&mut self, id: &ObjectId, slot: Slot) {
+    /// Ends a read of an object that the bucket does not have any more.
+    pub(crate) fn end_read_of_missing(&mut self, id: &ObjectId, slot: Slot) {
         self.catalogue.end_read(slot);
         self.forget(id, slot);
     }
 
-    /// The object in this slot, if it is still this one, is not ours.
+    /// Forgets the object in this slot, if it still is this one.
     fn forget(&mut self, id: &ObjectId, slot: Slot) {
         if self.catalogue.find(id) == Some(slot) {
             self.adopted.remove(id);

@@ -45,35 +45,36 @@ use serde::{Deserialize, Serialize};
 use tokio::runtime::Runtime;
 
 use self::bucket::Bucket;
-use self::ledger::Ledger;
+use self::ledger::BucketLedger;
 use terrace_l3::backend::{InFlight, Registry, Traffic, check_shares, died, slots_of};
 use terrace_l3::{
     Answer, Arena, ExistsOptions, Get, GetOptions, ObjectId, Pin, Presence, Put, PutOptions,
     Registration, Removal, Results, Served, Store, StoreError, StoreStats, Stored, TierStats,
 };
 
-/// Which bucket, and how much of it to use.
+/// Configuration of a bucket, and of this client's share of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BucketsConfig {
-    /// `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`, `file:///FOLDER` or `memory:///`. Those
-    /// with different prefixes share nothing.
+    /// `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`, `file:///FOLDER` or
+    /// `memory:///`. Stores with different prefixes share nothing.
     pub url: String,
-    /// What this client may put into the bucket; beyond that it removes what it misses least.
+    /// Maximum payload of this client's objects in the bucket; beyond it, the client evicts its own
+    /// objects.
     pub capacity_bytes: u64,
-    /// The largest object.
+    /// Maximum object size.
     pub object_bytes_max: usize,
-    /// How long a lease protects from this client's own eviction and from its plain removal.
+    /// Time for which a lease protects from this client's own eviction and plain removal.
     pub lease_ttl_ms: u64,
-    /// The share of this client's objects that may be leased at a time.
+    /// Maximum share of this client's objects that may be leased at a time.
     pub leased_share_max: f64,
-    /// How long a put may wait for room.
+    /// Maximum wait of a put for room.
     pub full_wait_ms: u64,
-    /// How long one request may take, with all that is tried again.
+    /// Timeout of one request, including retries.
     pub request_timeout_ms: u64,
-    /// How many requests are under way at a time; others wait.
+    /// Maximum number of concurrent requests; further ones wait.
     pub requests_max: u32,
-    /// Threads that make requests and verify what comes.
+    /// Number of threads that make requests and verify responses.
     pub threads: u32,
 }
 
@@ -95,22 +96,22 @@ impl BucketsConfig {
     }
 }
 
-/// Why there can be no such store.
+/// Reason why the store cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BucketsError {
-    /// The bucket cannot be used as it is named.
+    /// The URL is invalid or refused.
     #[error("the bucket {url} cannot be used: {why}")]
     Url {
-        /// How it is named.
+        /// The URL.
         url: String,
-        /// What is wrong.
+        /// Reason.
         why: String,
     },
-    /// A setting makes no sense.
+    /// A setting is invalid.
     #[error("{0}")]
     Setting(String),
-    /// The system gives no threads.
+    /// The system cannot start threads.
     #[error("cannot start the threads for the bucket: {0}")]
     System(#[from] io::Error),
 }
@@ -118,30 +119,32 @@ pub enum BucketsError {
 /// A store in a bucket. Clones are the same store.
 #[derive(Clone, Debug)]
 pub struct BucketsStore {
-    shared: Arc<Shared>,
-    threads: Arc<Threads>,
+    shared: Arc<BucketsCore>,
+    threads: Arc<StoreRuntime>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct BucketsCore {
     config: BucketsConfig,
     bucket: Bucket,
-    ledger: Ledger,
+    ledger: BucketLedger,
     registry: Registry,
     traffic: Traffic,
     in_flight: InFlight,
     closed: AtomicBool,
 }
 
-/// The store's own, so that what has begun goes on whoever waits for it. They may be given up anywhere.
+/// Runtime of the store, so that operations continue when their callers stop waiting. May be
+/// dropped in any context.
 #[derive(Debug)]
-struct Threads(Option<Runtime>);
+struct StoreRuntime(Option<Runtime>);
 
-impl Drop for Threads {
+impl Drop for StoreRuntime {
     fn drop(&mut self) {
         if let Some(runtime) = self.0.take() {
-            // By a thread that joins those that end. To detach them while they end, as a shutdown in the background does,
-            // was seen to read memory that glibc (2.36) had unmapped already.
+            // The runtime is dropped by a thread, which joins its threads. Detaching them while
+            // they end, as a shutdown in the background does, reads memory that glibc (2.36) has
+            // already unmapped.
             let ending = std::thread::Builder::new().name("terrace-bucket-end".to_owned());
             let _ = ending.spawn(move || drop(runtime));
         }
@@ -149,21 +152,21 @@ impl Drop for Threads {
 }
 
 impl BucketsStore {
-    /// A store in the bucket that the URL names. Who may use it, and where it is, stands in the variables of the
-    /// environment that begin with `AWS_`, `AZURE_` or `GOOGLE_`. Nothing is asked of it yet.
+    /// Opens the bucket that the URL names. Its address and credentials come from the environment
+    /// variables that begin with `AWS_`, `AZURE_` or `GOOGLE_`. Sends no request yet.
     ///
     /// # Errors
-    /// When the URL names no bucket, or a setting makes no sense.
+    /// If the URL names no bucket, or a setting is invalid.
     pub fn open(config: BucketsConfig) -> Result<Self, BucketsError> {
         let bucket = Bucket::open(&config)?;
         Self::with_bucket(config, bucket)
     }
 
-    /// The same over a client that the caller has made, whose objects begin with `prefix`. The configuration's URL
-    /// does not matter.
+    /// Opens a store on a client that the caller has created, for objects whose names begin with
+    /// `prefix`. The configuration's URL is ignored.
     ///
     /// # Errors
-    /// When a setting makes no sense.
+    /// If a setting is invalid.
     pub fn over(
         config: BucketsConfig,
         objects: Arc<dyn ObjectStore>,
@@ -182,22 +185,22 @@ impl BucketsStore {
             .thread_name("terrace-buckets")
             .enable_all()
             .build()?;
-        let shared = Shared {
+        let shared = BucketsCore {
             bucket,
-            ledger: Ledger::new(slots),
+            ledger: BucketLedger::new(slots),
             registry: Registry::default(),
             traffic: Traffic::default(),
             in_flight: InFlight::default(),
             closed: AtomicBool::new(false),
             config,
         };
-        Ok(Self { shared: Arc::new(shared), threads: Arc::new(Threads(Some(runtime))) })
+        Ok(Self { shared: Arc::new(shared), threads: Arc::new(StoreRuntime(Some(runtime))) })
     }
 
-    /// Has the store's own threads answer, also when nobody waits any more.
+    /// Runs an operation on the store's own threads, even if the caller stops waiting.
     async fn ask<T: Send + 'static, F>(
         &self,
-        job: impl FnOnce(Arc<Shared>) -> F + Send,
+        job: impl FnOnce(Arc<BucketsCore>) -> F + Send,
     ) -> Result<T, StoreError>
     where
         F: Future<Output = T> + Send + 'static,
@@ -214,11 +217,11 @@ impl BucketsStore {
         task.await.map_err(died)
     }
 
-    /// The same for so many objects.
+    /// Runs an operation on `objects` objects.
     async fn ask_for<T: Clone + Send + 'static, F>(
         &self,
         objects: usize,
-        job: impl FnOnce(Arc<Shared>) -> F + Send,
+        job: impl FnOnce(Arc<BucketsCore>) -> F + Send,
     ) -> Results<T>
     where
         F: Future<Output = Results<T>> + Send + 'static,
@@ -227,13 +230,13 @@ impl BucketsStore {
     }
 }
 
-impl Shared {
+impl BucketsCore {
     fn check_open(&self) -> Result<(), StoreError> {
         if self.closed.load(Ordering::SeqCst) { Err(StoreError::Closed) } else { Ok(()) }
     }
 }
 
-/// Does all jobs at the same time, and answers in their order.
+/// Runs all jobs concurrently, and returns the results in their order.
 async fn each<J, T: Send + 'static, F>(jobs: Vec<J>, run: impl Fn(J) -> F) -> Results<T>
 where
     F: Future<Output = Result<T, StoreError>> + Send + 'static,
@@ -298,8 +301,8 @@ impl Store for BucketsStore {
 
     fn flush(&self) -> Answer<'_, Result<(), StoreError>> {
         Box::pin(async {
-            let flush = |shared: Arc<Shared>| async move {
-                shared.expel_stuck().await?;
+            let flush = |shared: Arc<BucketsCore>| async move {
+                shared.retry_stuck().await?;
                 shared.bucket.sync().await
             };
             self.ask(flush).await.flatten()
@@ -307,14 +310,14 @@ impl Store for BucketsStore {
     }
 
     fn stats(&self) -> StoreStats {
-        let Shared { config, bucket, ledger, registry, traffic, .. } = &*self.shared;
+        let BucketsCore { config, bucket, ledger, registry, traffic, .. } = &*self.shared;
         let stats = ledger.lock().catalogue.stats(config.object_bytes_max, ledger.now_ms());
         let arenas = registry.arenas() as u64;
         let remote = TierStats { arenas, io_errors: bucket.failed(), ..stats };
         StoreStats { remote: Some(traffic.fill(remote)), ..StoreStats::default() }
     }
 
-    /// What is in the bucket stays there.
+    /// The objects in the bucket stay.
     fn shutdown(&self) -> Answer<'_, Result<(), StoreError>> {
         Box::pin(async {
             if self.shared.check_open().is_err() {

@@ -1,4 +1,5 @@
-//! Putting objects: each of a batch gets its slot in the batch's order, and then they are written at the same time.
+//! Puts: each object of a batch gets its slot in the batch's order, and then all are written
+//! concurrently.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,21 +9,20 @@ use tokio::sync::oneshot;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::timeout;
 
-use super::Shared;
-use super::ledger::Departure;
-use terrace_l3::backend::{Reserved, Slot};
+use super::BucketsCore;
+use terrace_l3::backend::{Departure, Reserved, Slot};
 use terrace_l3::{ObjectId, Pin, Put, PutOptions, Results, Source, StoreError, Stored};
 
-/// What came of the wish to put an object.
-pub(crate) enum Claim {
+/// Result of claiming a slot for a put.
+pub(crate) enum SlotClaim {
     Mine(Slot),
-    /// It is there as far as this client knows, and does not go while it is looked at: see `end_read`.
+    /// The object exists as far as this client knows, and is kept until `end_read`.
     There(Slot),
-    /// The batch itself has all slots: wait for what it writes.
+    /// The batch itself uses all slots: wait for its writes.
     WriteFirst,
 }
 
-/// A page on its way. The client of the bucket may hold it for a moment longer than its answer takes.
+/// A page in transfer. The bucket's client may hold it slightly longer than the request.
 struct Page {
     source: Source,
     _ended: oneshot::Sender<()>,
@@ -34,7 +34,7 @@ impl AsRef<[u8]> for Page {
     }
 }
 
-impl Shared {
+impl BucketsCore {
     pub(super) async fn put(
         self: Arc<Self>,
         puts: Results<Put>,
@@ -55,7 +55,7 @@ impl Shared {
                 let (length, room_for) = (put.source.len(), objects - place);
                 let has_slots = !writing.is_empty();
                 match self.claim(&put.id, length, options.pin, room_for, has_slots).await {
-                    Ok(Claim::WriteFirst) => settle(&mut results, writing.join_next().await),
+                    Ok(SlotClaim::WriteFirst) => settle(&mut results, writing.join_next().await),
                     claim => break claim,
                 }
             };
@@ -65,7 +65,7 @@ impl Shared {
                     writing.spawn(async move { (place, shared.put_one(put, claim, pin).await) });
                 }
                 Err(error) => {
-                    // Neither will the rest find room, each after a time of its own.
+                    // The rest will not find room either, each after its own wait.
                     unwell = unwell.or_else(|| error.is_unwell().then(|| error.clone()));
                     results[place] = Err(error);
                 }
@@ -85,7 +85,7 @@ impl Shared {
         results
     }
 
-    /// Takes a slot for an object, making room for so many if need be.
+    /// Reserves a slot for an object, evicting up to `room_for` objects if necessary.
     pub(super) async fn claim(
         self: &Arc<Self>,
         id: &ObjectId,
@@ -93,7 +93,7 @@ impl Shared {
         pin: Option<Pin>,
         room_for: usize,
         batch_has_slots: bool,
-    ) -> Result<Claim, StoreError> {
+    ) -> Result<SlotClaim, StoreError> {
         let max = self.config.object_bytes_max;
         if length > max {
             return Err(StoreError::TooLarge { bytes: length, max });
@@ -104,20 +104,23 @@ impl Shared {
                 let now_ms = self.ledger.now_ms();
                 let mut state = self.ledger.lock();
                 if state.is_leaving(id) {
-                    (state.take_stuck(id).into_iter().collect(), StoreError::BeingWritten)
+                    (
+                        state.departures.take_stuck(id).into_iter().collect(),
+                        StoreError::BeingWritten,
+                    )
                 } else {
                     match state.catalogue.reserve(id, length as u32, pin, now_ms)? {
-                        Reserved::Slot(slot) => return Ok(Claim::Mine(slot)),
+                        Reserved::Slot(slot) => return Ok(SlotClaim::Mine(slot)),
                         Reserved::AlreadyThere(slot) => {
                             let readable = state.catalogue.begin_read(id).is_some();
                             return readable
-                                .then_some(Claim::There(slot))
+                                .then_some(SlotClaim::There(slot))
                                 .ok_or(StoreError::BeingWritten);
                         }
                         Reserved::NoSlot => {}
                     }
-                    let room_for = room_for.min(self.at_a_time());
-                    let mut departures = state.take_all_stuck(room_for);
+                    let room_for = room_for.min(self.concurrent_removals_max());
+                    let mut departures = state.departures.take_all_stuck(room_for);
                     for _ in departures.len()..room_for {
                         if !state.catalogue.evict(now_ms) {
                             break;
@@ -125,7 +128,7 @@ impl Shared {
                     }
                     departures.extend(state.take_departures());
                     if departures.is_empty() && batch_has_slots {
-                        return Ok(Claim::WriteFirst);
+                        return Ok(SlotClaim::WriteFirst);
                     }
                     if departures.is_empty() && state.catalogue.is_stuck(now_ms) {
                         return Err(StoreError::Full);
@@ -134,7 +137,7 @@ impl Shared {
                 }
             };
             if !departures.is_empty() {
-                self.expel(departures).await?;
+                self.remove_departing(departures).await?;
             } else if !self.ledger.wait(until).await {
                 return Err(otherwise);
             }
@@ -144,33 +147,33 @@ impl Shared {
     async fn put_one(
         self: &Arc<Self>,
         put: Put,
-        claim: Claim,
+        claim: SlotClaim,
         pin: Option<Pin>,
     ) -> Result<Stored, StoreError> {
         let claim = match claim {
             // Another client may have removed it.
-            Claim::There(slot) if !self.is_still_there(&put.id, slot).await? => {
+            SlotClaim::There(slot) if !self.is_still_there(&put.id, slot).await? => {
                 self.claim(&put.id, put.source.len(), pin, 1, false).await?
             }
             claim => claim,
         };
         match claim {
-            Claim::Mine(slot) => self.write(put, slot, pin).await,
-            Claim::There(slot) => {
+            SlotClaim::Mine(slot) => self.write(put, slot, pin).await,
+            SlotClaim::There(slot) => {
                 self.ledger.lock().catalogue.end_read(slot);
                 Ok(Stored::AlreadyThere)
             }
-            Claim::WriteFirst => Err(StoreError::Full),
+            SlotClaim::WriteFirst => Err(StoreError::Full),
         }
     }
 
-    /// Whether the bucket has what the ledger says. If not the ledger does not say so any more.
+    /// Checks that the bucket has an object of the ledger; if not, removes it from the ledger.
     async fn is_still_there(&self, id: &ObjectId, slot: Slot) -> Result<bool, StoreError> {
         let length = self.bucket.length(id).await;
         match length {
             Ok(_) => Ok(true),
             Err(StoreError::Missing) => {
-                self.ledger.lock().end_reading_of_nothing(id, slot);
+                self.ledger.lock().end_read_of_missing(id, slot);
                 Ok(false)
             }
             Err(error) => {
@@ -199,7 +202,7 @@ impl Shared {
         let departures: Vec<Departure> = {
             let mut state = self.ledger.lock();
             match &written {
-                // What another has put belongs to it, unless it is held here.
+                // An object of another client belongs to it, unless it is pinned here.
                 Ok(Stored::AlreadyThere) if pin.is_none() => {
                     state.catalogue.abandon(slot);
                     Vec::new()
@@ -220,8 +223,8 @@ impl Shared {
             }
         };
         self.ledger.notify();
-        // What cannot be removed now is stuck, and removed later.
-        let _ = self.expel(departures).await;
+        // Objects that cannot be removed now are retried later.
+        let _ = self.remove_departing(departures).await;
         if written.is_ok() {
             for generation in lower {
                 self.discard(id.with_generation(generation)).await;
@@ -230,8 +233,8 @@ impl Shared {
         written
     }
 
-    /// The generations of an object that its put replaces; an error if the bucket has a higher one. Pages have
-    /// one generation, and nothing is listed for them.
+    /// Generations that a put replaces; an error if the bucket has a higher one. Pages have one
+    /// generation, and nothing is listed for them.
     async fn lower_generations(&self, id: &ObjectId) -> Result<Vec<u64>, StoreError> {
         if id.generation == 0 {
             return Ok(Vec::new());
@@ -245,7 +248,7 @@ impl Shared {
         Ok(generations)
     }
 
-    /// Puts header and payload into the bucket. What is there already and gets a pin must be sound.
+    /// Writes header and payload to the bucket. An existing object that gets a pin must be sound.
     async fn send(&self, put: Put, pin: Option<Pin>) -> Result<Stored, StoreError> {
         let (_ended, ended) = oneshot::channel();
         let header = Bytes::copy_from_slice(&put.header().encode());
@@ -275,10 +278,10 @@ impl Shared {
     }
 }
 
-/// What came of a put, with its place in the batch.
-type Written = (usize, Result<Stored, StoreError>);
+/// Result of a put, with its index in the batch.
+type PutResult = (usize, Result<Stored, StoreError>);
 
-fn settle(results: &mut Results<Stored>, written: Option<Result<Written, JoinError>>) {
+fn settle(results: &mut Results<Stored>, written: Option<Result<PutResult, JoinError>>) {
     match written {
         Some(Ok((place, result))) => results[place] = result,
         Some(Err(panicked)) => std::panic::resume_unwind(panicked.into_panic()),

@@ -1,4 +1,4 @@
-//! Transfers whose caller waits for them: of the index, and of what moves when a store is opened.
+//! Synchronous transfers: of the index, and of objects that move when a store is opened.
 
 use std::collections::VecDeque;
 use std::io;
@@ -8,8 +8,8 @@ use std::sync::mpsc::{self, Receiver, RecvError};
 use super::io::{BLOCK_BYTES, Blocks, Direction, Disk, DiskFile, Part, Parts, Transfer};
 use super::layout::Layout;
 
-/// Performs transfers, each at its offset, and waits for all of them. The memory comes back in the same
-/// order.
+/// Performs transfers, each at its offset, and waits for all of them. Returns the memory in the
+/// same order.
 pub(super) fn perform(
     disk: &Arc<dyn Disk>,
     direction: Direction,
@@ -53,8 +53,8 @@ pub(super) fn read_index(disk: &Arc<dyn Disk>, offset: u64, bytes: usize) -> io:
     Ok(parts[0].bytes().to_vec())
 }
 
-/// Reads the blocks of the index in order, with several reads in flight, and passes them to `visit` together with the
-/// number of the first.
+/// Reads the blocks of the index in order, with several reads in flight, and passes them to `visit`
+/// together with the number of the first.
 pub(super) fn visit_index(
     disk: &Arc<dyn Disk>,
     block_count: u32,
@@ -88,7 +88,7 @@ pub(super) fn write_index(disk: &Arc<dyn Disk>, writes: Vec<(u64, Parts)>) -> io
     written.into_iter().try_for_each(|written| written.map(drop))
 }
 
-/// A transfer's memory that is nothing but these blocks.
+/// Memory of a transfer that consists of these blocks only.
 pub(super) fn blocks(blocks: Blocks) -> Parts {
     let mut parts = Parts::new();
     parts.push(Part::blocks(blocks));
@@ -101,7 +101,7 @@ mod tests {
 
     use super::*;
 
-    /// Finishes reads in the reverse order, as soon as the expected number is in flight.
+    /// Finishes reads in reverse order, as soon as the expected number is in flight.
     #[derive(Debug)]
     struct Reversing {
         waiting: Mutex<Vec<Transfer>>,
@@ -116,7 +116,7 @@ mod tests {
             if waiting.len() < *self.expected.lock() {
                 return;
             }
-            // After that one at a time: the reader waits for the oldest.
+            // Then one at a time: the reader waits for the oldest.
             *self.expected.lock() = 1;
             for mut transfer in std::mem::take(&mut *waiting).into_iter().rev() {
                 let block = (transfer.offset() / BLOCK_BYTES as u64) as u8;
@@ -161,7 +161,7 @@ mod tests {
         visit_index(&disk(false), BLOCKS, |first, bytes| {
             assert_eq!(first, next);
             for block in bytes.chunks(BLOCK_BYTES) {
-                // The description comes before the first block.
+                // The description precedes the first block.
                 assert!(block.iter().all(|byte| *byte == (next as u8).wrapping_add(1)));
                 next += 1;
             }

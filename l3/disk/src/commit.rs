@@ -1,9 +1,9 @@
-//! Rounds that make changes durable.
+//! Commits that make changes durable.
 //!
-//! A round syncs the data, then writes and syncs the index. An entry thus reaches the disk after the
-//! bytes that it names, and a slot is reused after the entry that named its old object has left the
-//! disk. An object that replaces another of a lower generation goes first: the entry of the replaced
-//! one leaves in the next round, so that a crash finds at least one of the two.
+//! A commit syncs the data, then writes and syncs the index. So an entry reaches the disk after the
+//! bytes that it names, and a slot is reused after the entry of its old object has left the disk.
+//! When an object replaces a lower generation, its own entry is written first, and the entry of the
+//! replaced one is removed by the next commit: a crash finds at least one of the two.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -15,36 +15,36 @@ use parking_lot::MutexGuard;
 use super::blocking::write_index;
 use super::io::{BLOCK_BYTES, Blocks, DiskFile, Parts};
 use super::layout::{ENTRIES_PER_BLOCK, Layout, write_entry};
-use super::store::{Core, State};
+use super::store::{DiskCore, DiskState};
 use terrace_l3::StoreError;
 use terrace_l3::backend::{Catalogue, Slot};
 
-/// How far the rounds have got.
+/// Progress of the commits.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Progress {
-    /// Rounds that are through.
+    /// Number of finished commits.
     pub(super) rounds: u64,
-    /// Why there will be no more.
+    /// Error that has ended the commits, if any.
     pub(super) broken: Option<StoreError>,
 }
 
-/// Changes of one round.
+/// Changes of one commit.
 struct Round {
-    /// Objects to enter into the index.
+    /// Objects to add to the index.
     fresh: Vec<Slot>,
     /// Objects that the fresh ones replace.
     superseded: Vec<Slot>,
-    /// Objects to take out of the index.
+    /// Objects to remove from the index.
     tombs: Vec<Slot>,
-    /// Objects whose owner may be another than the index says.
+    /// Objects whose owner may differ from the index.
     repinned: Vec<Slot>,
 }
 
-/// How many objects a round evicts, at most.
+/// Maximum number of objects that a commit evicts.
 const EVICTIONS_PER_ROUND: u32 = 4096;
 
-impl Core {
-    /// Carries out rounds until the store is closed, and a last one then.
+impl DiskCore {
+    /// Commits until the store is closed, with a last commit then.
     pub(super) fn commit_rounds(&self) {
         loop {
             let mut state = self.state.lock();
@@ -52,7 +52,7 @@ impl Core {
             while !(state.wants_round || state.closing) {
                 #[cfg(test)]
                 {
-                    state.committer_looks += 1;
+                    state.committer_polls += 1;
                 }
                 if !state.is_dirty() {
                     since = None;
@@ -72,7 +72,7 @@ impl Core {
                     break;
                 }
             }
-            // What is replaced leaves the index one round later than what is removed.
+            // Replaced objects leave the index one commit later than removed ones.
             let closing = state.closing && !state.is_dirty();
             let step = self.config.grow_slots(state.catalogue.usable());
             let growth = self.growth_wanted(&state, step / 2);
@@ -81,9 +81,9 @@ impl Core {
                 self.grow(slots);
             }
             let result = self.round();
-            // Whoever waits for the round must hear how it went.
+            // Waiters must learn the result of the commit.
             if let Err(error) = &result {
-                self.break_down(error);
+                self.stop_commits(error);
             }
             self.progress.send_modify(|progress| progress.rounds += 1);
             if closing || result.is_err() {
@@ -92,8 +92,9 @@ impl Core {
         }
     }
 
-    /// What was written since the last sync is in doubt for good: there will be no more rounds.
-    pub(super) fn break_down(&self, error: &io::Error) {
+    /// Stops all further commits after a failed sync: the state of everything written since the
+    /// last one is unknown for good.
+    pub(super) fn stop_commits(&self, error: &io::Error) {
         let path = self.config.path.display();
         tracing::error!(
             "the store in {path} accepts no more objects, because changes cannot be made durable: \
@@ -122,7 +123,7 @@ impl Core {
         Ok(())
     }
 
-    /// Evicts if need be, and takes what has changed.
+    /// Evicts if necessary and takes the changes.
     fn begin_round(&self) -> Round {
         let now_ms = self.now_ms();
         let state = &mut *self.state.lock();
@@ -132,14 +133,14 @@ impl Core {
         let mut tombs = std::mem::take(&mut state.tombs);
         tombs.extend(state.catalogue.take_doomed());
         let mut fresh = std::mem::take(&mut state.fresh);
-        // One that is gone already needs no entry. One that goes from here on gets it all the same: it
-        // may be what replaces another, whose entry leaves in the next round.
+        // Skip objects that are gone. One that is removed from here on is recorded all the same: it
+        // may replace another, whose entry leaves with the next commit.
         fresh.retain(|slot| state.catalogue.is_present(*slot));
         let superseded = std::mem::take(&mut state.superseded);
         Round { fresh, superseded, tombs, repinned: std::mem::take(&mut state.repinned) }
     }
 
-    /// The blocks of the index that change, as they must look on disk.
+    /// Changed blocks of the index, with their new content.
     fn record(&self, round: &Round) -> Vec<(u64, Parts)> {
         let state = &mut *self.state.lock();
         let catalogue = &mut state.catalogue;
@@ -163,9 +164,9 @@ impl Core {
         blocks.into_iter().map(render).collect()
     }
 
-    /// Dooms objects while the store is too full, or when somebody waits for room.
-    /// What is gone but not yet out of the index leaves by itself: nobody has to go for its slot.
-    fn make_room(&self, state: &mut State, now_ms: u64) {
+    /// Dooms objects while the store is too full, or when a put waits for room. Slots that are
+    /// about to leave the index count as free: they become free without eviction.
+    fn make_room(&self, state: &mut DiskState, now_ms: u64) {
         let leaving = state.tombs.len() + state.superseded.len() + state.catalogue.doomed();
         let waited_for =
             std::mem::take(&mut state.wants_room) && !state.catalogue.has_free() && leaving == 0;
@@ -183,9 +184,10 @@ impl Core {
         }
     }
 
-    /// How many slots the data file should have so that more than `ahead` are free, if it has fewer. A file system has
-    /// all writes wait while the file grows, so more are wanted ahead when there is nothing else to do.
-    fn growth_wanted(&self, state: &State, ahead: Slot) -> Option<Slot> {
+    /// Number of slots that the data file should grow to so that more than `ahead` are free, if it
+    /// has fewer. A file system blocks all writes while the file grows, so an idle store grows
+    /// further ahead.
+    fn growth_wanted(&self, state: &DiskState, ahead: Slot) -> Option<Slot> {
         let usable = state.catalogue.usable();
         let step = self.config.grow_slots(usable);
         let short = state.catalogue.used().saturating_add(ahead) >= usable;
@@ -193,8 +195,8 @@ impl Core {
             .then(|| usable.saturating_add(step).min(state.slots_max))
     }
 
-    /// Lets both files grow, by less if the disk has not so much room. If it has none the store
-    /// stays as large as it is.
+    /// Grows both files, by less if the disk is short of space. If there is none, the store keeps
+    /// its size.
     pub(super) fn grow(&self, slots: Slot) {
         let usable = self.state.lock().catalogue.usable();
         let mut more = slots.saturating_sub(usable);
@@ -240,7 +242,7 @@ impl Core {
     }
 }
 
-/// The entries of a block of the index, as they must look on disk.
+/// Encodes the entries of a block of the index.
 pub(super) fn entries_of(catalogue: &Catalogue, block: u32) -> Vec<u8> {
     let mut entries = vec![0; BLOCK_BYTES];
     let first = block * ENTRIES_PER_BLOCK;

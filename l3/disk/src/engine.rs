@@ -1,4 +1,4 @@
-//! What performs transfers, and what all of them need.
+//! IO engines and their shared helpers.
 
 use std::fmt;
 use std::io;
@@ -7,22 +7,22 @@ use std::thread::JoinHandle;
 
 use super::io::Transfer;
 
-/// Something that performs transfers.
+/// Performs transfers.
 pub(super) trait Engine: Send + Sync + fmt::Debug {
     fn start(&self, transfers: Vec<Transfer>);
 }
 
-/// Waits for a thread to end, unless it is this one: the last user of a disk may be a transfer of its
-/// own.
+/// Joins a thread, unless it is the current one: the last reference to a disk may be dropped by one
+/// of its own transfers.
 pub(super) fn join(thread: JoinHandle<()>) {
     if thread.thread().id() != std::thread::current().id() {
-        // A thread that panicked has said so itself.
+        // A panic has been reported by the thread.
         let _ = thread.join();
     }
 }
 
-/// Finishes a transfer. Whoever is told may run anything, a waker of the caller's for example; if that
-/// panics it must not take along the thread that others' transfers depend on.
+/// Finishes a transfer. Its callback may run arbitrary code, for example a waker of the caller. If
+/// that panics, it must not end the thread that other transfers depend on.
 pub(super) fn finish(transfer: Transfer, moved: io::Result<usize>) {
     // The panic has been reported where it happened.
     let _ = catch_unwind(AssertUnwindSafe(|| transfer.finish(moved)));

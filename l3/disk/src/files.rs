@@ -1,4 +1,4 @@
-//! The directory of a real store: its files, its lock, and whatever transfers their bytes.
+//! Directory of a store: its files, its lock and its IO engine.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
@@ -14,50 +14,50 @@ use super::space;
 use super::threads::Threads;
 use super::{IoEngine, OpenError};
 
-/// Two files in a directory that no other process has open.
+/// The two files of a store, in a directory that is locked against other processes.
 #[derive(Debug)]
 pub struct FileDisk {
-    /// Before the files: its threads use them.
+    /// Dropped before the files, which its threads use.
     engine: Box<dyn Engine>,
     data: File,
     index: File,
     direct: bool,
-    /// After everything else.
+    /// Dropped last.
     _lock: Lock,
 }
 
-/// The lock on a directory, held as long as this lives.
+/// Lock on a directory, held until this is dropped.
 #[derive(Debug)]
 struct Lock(File);
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Whoever looks for what nobody needs any more goes by this.
+        // `StoreFolder` takes this time as that of the last use.
         let _ = self.0.set_modified(SystemTime::now());
-        // Closing the file would not do while a child process that was just started has a copy of it.
-        // If it cannot be unlocked, closing is what remains.
+        // Closing the file would not release the lock while a child process that was just started
+        // has a copy of it. If it cannot be unlocked, closing it must suffice.
         let _ = self.0.unlock();
     }
 }
 
 impl FileDisk {
-    /// Opens or creates the files of a store, with `depth` transfers at a time.
+    /// Opens or creates the files of a store, for `depth` transfers at a time.
     ///
     /// # Errors
-    /// When the directory cannot be used, or another process uses it.
+    /// If the directory cannot be used, or another process uses it.
     pub fn open(path: &Path, io: IoEngine, depth: usize) -> Result<Self, OpenError> {
         let unusable = |error| OpenError::Directory { path: path.to_owned(), error };
         fs::create_dir_all(path).map_err(unusable)?;
         let (data, data_direct) = open(&path.join("data")).map_err(unusable)?;
         let lock = lock(path, &data)?;
         let (index, index_direct) = open(&path.join("index")).map_err(unusable)?;
-        // Otherwise a crash could leave a directory that does not name the new files.
+        // Otherwise a crash could leave a directory without the entries of the new files.
         File::open(path).and_then(|directory| directory.sync_all()).map_err(unusable)?;
         let engine = engine(&data, &index, io, depth.max(1)).map_err(unusable)?;
         Ok(Self { engine, data, index, direct: data_direct && index_direct, _lock: lock })
     }
 
-    /// Whether transfers bypass the page cache.
+    /// Returns true if transfers bypass the page cache.
     #[must_use]
     pub fn is_direct(&self) -> bool {
         self.direct
@@ -94,7 +94,7 @@ impl Disk for FileDisk {
         let reserve = || fallocate(file, FallocateFlags::empty(), length, bytes - length);
         match rustix::io::retry_on_intr(reserve) {
             Ok(()) => file.sync_all(),
-            // A file system that cannot reserve: the room is then found or missed with each write.
+            // The file system cannot reserve space: each write may find none.
             Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
                 file.set_len(bytes)?;
                 file.sync_all()
@@ -149,7 +149,7 @@ fn uring(_: &File, _: &File, _: usize) -> io::Result<Box<dyn Engine>> {
     Err(io::Error::new(io::ErrorKind::Unsupported, "io_uring exists only on Linux"))
 }
 
-/// Opens a file for direct IO; without it where the file system has none.
+/// Opens a file for direct IO, or without it if the file system does not support it.
 fn open(path: &Path) -> io::Result<(File, bool)> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
@@ -163,11 +163,11 @@ fn open(path: &Path) -> io::Result<(File, bool)> {
     }
 }
 
-/// How long the transfers of a process that was killed may take to end.
+/// Time that the kernel may need to end the transfers of a killed process.
 const LOCK_WAIT: Duration = Duration::from_secs(1);
 
-/// Makes sure that no other process, and nobody else in this one, has the store open. The lock is on the
-/// data itself, so that it outlasts a process that is killed until the kernel has ended its transfers.
+/// Locks the store against other processes and other handles in this process. The lock is on the
+/// data file itself, so that it outlasts a killed process until the kernel has ended its transfers.
 fn lock(path: &Path, data: &File) -> Result<Lock, OpenError> {
     let unusable = |error| OpenError::Directory { path: path.to_owned(), error };
     let owner_path = path.join("lock");
@@ -179,7 +179,7 @@ fn lock(path: &Path, data: &File) -> Result<Lock, OpenError> {
                 std::thread::sleep(Duration::from_millis(5));
             }
             Err(TryLockError::WouldBlock) => {
-                // Only to tell who it is.
+                // Only for the error message.
                 let owner = fs::read_to_string(&owner_path).unwrap_or_default();
                 let owner = owner.trim().to_owned();
                 return Err(OpenError::InUse { path: path.to_owned(), owner });
@@ -189,7 +189,7 @@ fn lock(path: &Path, data: &File) -> Result<Lock, OpenError> {
     }
     let lock = Lock(data.try_clone().map_err(unusable)?);
     match fs::write(owner_path, format!("process {}\n", std::process::id())) {
-        // Only to tell who it is: a full disk has no room for it.
+        // The owner is informative only, so a full disk does not matter.
         Err(error) if error.kind() == io::ErrorKind::StorageFull => Ok(lock),
         written => written.map(|()| lock).map_err(unusable),
     }

@@ -1,8 +1,8 @@
-//! A folder of stores, one for each size of object, that keep to one limit together.
+//! A folder of stores, one per object size, that share one limit.
 //!
-//! A store has objects of one size, so a model or page size that was not used before begins a new store.
-//! The old ones stay as long as there is room for them. When a store that is in use wants their room, they
-//! go, the one that was used least recently first; one that somebody has open never does.
+//! A store has objects of one size, so a model or page size that was not used before creates a new
+//! store. Old stores stay as long as there is room. When a store in use needs their space, they are
+//! removed, least recently used first. A store that is open is never removed.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -17,42 +17,42 @@ use super::io::{BLOCK_BYTES, Disk, DiskFile, Transfer};
 use super::store::DiskStore;
 use super::{DiskConfig, OpenError};
 
-/// A folder of stores, and what they may take.
+/// A folder of stores, and its limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreFolder {
-    /// The folder; it is created if need be.
+    /// Path of the folder; it is created if necessary.
     pub path: PathBuf,
-    /// What the files of all stores together may grow to.
+    /// Maximum size of the files of all stores together.
     pub limit_bytes: u64,
-    /// What stays free on the file system.
+    /// Space to leave free on the file system.
     pub reserve_bytes: u64,
 }
 
-/// A store of a folder, and what became of the others.
+/// A store that was opened in a folder, and the other stores there.
 #[derive(Debug)]
 pub struct OpenedInFolder {
     /// The store.
     pub store: DiskStore,
-    /// Where it is.
+    /// Path of the store.
     pub path: PathBuf,
-    /// Those beside it, the one that was used last before the others.
+    /// Other stores in the folder, most recently used first.
     pub others: Vec<OtherStore>,
-    /// Those that had to go, in that order.
+    /// Stores that were removed to make room, in that order.
     pub removed: Vec<OtherStore>,
 }
 
 /// A store beside the one that was opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtherStore {
-    /// Where it is.
+    /// Path of the store.
     pub path: PathBuf,
-    /// Its largest object.
+    /// Maximum object size.
     pub object_bytes_max: usize,
-    /// The length of its files.
+    /// Length of its files.
     pub bytes: u64,
-    /// When somebody opened it, wrote to it or closed it.
+    /// Time when it was last opened, written to or closed.
     pub last_used: SystemTime,
-    /// Who has it open.
+    /// Description of the process that has it open.
     pub owner: Option<String>,
 }
 
@@ -60,17 +60,17 @@ impl StoreFolder {
     /// Opens the store for objects of `object_bytes_max`, or creates it.
     ///
     /// # Errors
-    /// When the store cannot be opened, or when those that are in use leave no room for it.
+    /// If the store cannot be opened, or if the stores in use leave no room for it.
     pub fn open(&self, object_bytes_max: usize) -> Result<OpenedInFolder, OpenError> {
         let path = self.path.join(name_of(object_bytes_max));
         let unusable = |error| OpenError::Directory { path: self.path.clone(), error };
         fs::create_dir_all(&self.path).map_err(unusable)?;
-        let _turn = Turn::wait(&self.path);
+        let _turn = FolderLock::wait(&self.path);
         let config = self.config(&path, object_bytes_max)?;
         let disk = FileDisk::open(&path, config.io, config.depth)?;
         let removed = Mutex::new(Some(Vec::new()));
         let disk = Arc::new(SharedDisk { disk, folder: self.clone(), path: path.clone(), removed });
-        // A store that is larger than it may be is cut when it is opened.
+        // A store that exceeds its limit is shrunk when it is opened.
         let own_bytes = disk.own_bytes().map_err(unusable)?.min(self.limit_bytes);
         disk.make_room(own_bytes, 0).map_err(unusable)?;
         let store = DiskStore::open_on(disk.clone(), config)?;
@@ -79,7 +79,7 @@ impl StoreFolder {
         Ok(OpenedInFolder { store, path, others, removed })
     }
 
-    /// What a store may take beside those that are in use.
+    /// Configuration of a store that may use the space that the stores in use leave.
     fn config(&self, path: &Path, object_bytes_max: usize) -> Result<DiskConfig, OpenError> {
         let unusable = |error| OpenError::Directory { path: self.path.clone(), error };
         let others = self.others(path).map_err(unusable)?;
@@ -87,7 +87,7 @@ impl StoreFolder {
         let taken_bytes = in_use.clone().map(|other| other.bytes).sum();
         let rest = self.limit_bytes.saturating_sub(taken_bytes);
         let config = DiskConfig::new(path, rest, object_bytes_max);
-        // The index begins with one block, and its last one need not be full.
+        // The index begins with one block, and its last block may be partly empty.
         let slots = rest.saturating_sub(2 * BLOCK_BYTES as u64)
             / config.layout().slot_and_entry_bytes().max(1);
         if slots == 0 && taken_bytes > 0 {
@@ -97,16 +97,16 @@ impl StoreFolder {
             return Err(OpenError::FolderFull { path, limit_bytes, taken_bytes, owners });
         }
         Ok(DiskConfig {
-            // One that is too small even for one object is refused with its size.
+            // A store too small for one object is refused with its size.
             capacity_bytes: if slots == 0 { rest } else { slots * config.layout().slot_bytes() },
             reserve_bytes: self.reserve_bytes,
-            // Small steps where the limit is small: nobody takes room long before it is needed.
+            // Small steps for small limits, so that no store takes space long before it needs it.
             grow_bytes: (self.limit_bytes / 16).clamp(64 << 10, 256 << 20),
             ..config
         })
     }
 
-    /// The stores besides the one at `own`, the one that was used last before the others.
+    /// Other stores in the folder than the one at `own`, most recently used first.
     fn others(&self, own: &Path) -> io::Result<Vec<OtherStore>> {
         let mut others = Vec::new();
         for entry in fs::read_dir(&self.path)? {
@@ -114,7 +114,7 @@ impl StoreFolder {
             let named = path.file_name().and_then(|name| object_bytes_of(name.to_str()?));
             if let Some(object_bytes_max) = named
                 && path != own
-                && let Some(other) = OtherStore::look_at(path, object_bytes_max)
+                && let Some(other) = OtherStore::inspect(path, object_bytes_max)
             {
                 others.push(other);
             }
@@ -132,12 +132,12 @@ fn object_bytes_of(name: &str) -> Option<usize> {
     name.strip_prefix("pages-of-")?.strip_suffix("-bytes")?.parse().ok()
 }
 
-/// The files of a store.
+/// Files of a store.
 const FILES: [&str; 3] = ["index", "lock", "data"];
 
 impl OtherStore {
-    /// What is in a folder, if it is a store.
-    fn look_at(path: PathBuf, object_bytes_max: usize) -> Option<Self> {
+    /// Inspects a folder; `None` if it is not a store.
+    fn inspect(path: PathBuf, object_bytes_max: usize) -> Option<Self> {
         let mut bytes = 0;
         let mut last_used = SystemTime::UNIX_EPOCH;
         let owner = owner_of(&path)?;
@@ -149,7 +149,7 @@ impl OtherStore {
         Some(Self { path, object_bytes_max, bytes, last_used, owner })
     }
 
-    /// Deletes the store, unless somebody has opened it meanwhile. What is not a store's stays.
+    /// Deletes the store, unless it has been opened meanwhile. Foreign files stay.
     fn remove(&self) -> io::Result<()> {
         let Some(Ok(_lock)) = owner_of(&self.path) else {
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, "it is in use"));
@@ -160,16 +160,16 @@ impl OtherStore {
                 Ok(()) | Err(_) => {}
             }
         }
-        // Somebody's own files may be there.
+        // Fails if the folder has foreign files.
         let _ = fs::remove_dir(&self.path);
         Ok(())
     }
 }
 
-/// The lock of the store in a folder, or who has it; nothing if there is no store.
+/// Lock of the store in a folder, or its owner; `None` if there is no store.
 fn owner_of(path: &Path) -> Option<Result<File, String>> {
     let data = OpenOptions::new().read(true).write(true).open(path.join("data"));
-    let unknown = "somebody".to_owned();
+    let unknown = "another process".to_owned();
     match data {
         Ok(data) if data.try_lock().is_ok() => Some(Ok(data)),
         Ok(_) => match fs::read_to_string(path.join("lock")) {
@@ -177,46 +177,46 @@ fn owner_of(path: &Path) -> Option<Result<File, String>> {
             Ok(_) | Err(_) => Some(Err(unknown)),
         },
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        // What may not be opened cannot be removed either.
+        // A store that may not be opened cannot be removed either.
         Err(_) => Some(Err(unknown)),
     }
 }
 
-/// The only one who opens or removes stores in a folder, as long as it lives.
-pub(super) struct Turn(Option<File>);
+/// Exclusive right to open or remove stores in a folder, until this is dropped.
+pub(super) struct FolderLock(Option<File>);
 
-impl Turn {
-    /// Waits for those before it. Where folders cannot be locked, nobody waits.
+impl FolderLock {
+    /// Waits for the right. If the folder cannot be locked, it does not wait.
     pub(super) fn wait(folder: &Path) -> Self {
         let folder = File::open(folder).ok();
         Self(folder.filter(|folder| folder.lock().is_ok()))
     }
 }
 
-impl Drop for Turn {
+impl Drop for FolderLock {
     fn drop(&mut self) {
         if let Some(folder) = &self.0 {
-            // Closing it does the same, unless a child process that was just started has a copy.
+            // Closing has the same effect, unless a child process that was just started has a copy.
             let _ = folder.unlock();
         }
     }
 }
 
-/// The disk of one store, which makes others go when it grows.
+/// Disk of one store, which removes other stores when it grows.
 #[derive(Debug)]
 struct SharedDisk {
     disk: FileDisk,
     folder: StoreFolder,
     path: PathBuf,
-    /// What was removed while the store was being opened. Later removals are logged.
+    /// Stores removed during the opening. Later removals are logged.
     removed: Mutex<Option<Vec<OtherStore>>>,
 }
 
 impl SharedDisk {
-    /// Whoever is opening the store has the turn already.
-    fn turn(&self) -> Option<Turn> {
+    /// During the opening, the opener has the right already.
+    fn turn(&self) -> Option<FolderLock> {
         let is_opening = self.removed.lock().is_some();
-        (!is_opening).then(|| Turn::wait(&self.folder.path))
+        (!is_opening).then(|| FolderLock::wait(&self.folder.path))
     }
 
     fn own_bytes(&self) -> io::Result<u64> {
@@ -244,7 +244,7 @@ impl SharedDisk {
                 return if growth > 0 && is_over { full() } else { Ok(()) };
             };
             match others[oldest].remove() {
-                Ok(()) => self.tell(others.remove(oldest)),
+                Ok(()) => self.report_removal(others.remove(oldest)),
                 Err(error) => {
                     let path = others[oldest].path.display();
                     tracing::warn!("cannot remove {path} to free space: {error}");
@@ -254,7 +254,7 @@ impl SharedDisk {
         }
     }
 
-    fn tell(&self, gone: OtherStore) {
+    fn report_removal(&self, gone: OtherStore) {
         match &mut *self.removed.lock() {
             Some(removed) => removed.push(gone),
             None => tracing::info!(
@@ -293,7 +293,7 @@ impl Disk for SharedDisk {
         self.disk.length(file)
     }
 
-    /// What idle stores have can be had.
+    /// Includes the space of idle stores.
     fn available(&self) -> Option<u64> {
         let _turn = self.turn();
         let others = self.folder.others(&self.path).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! The seam between the disk store and the disk: two files, transfers, syncs. A simulated disk is
-//! just another implementation.
+//! Interface between the disk store and the disk: two files, transfers, syncs. A simulated disk is
+//! another implementation.
 
 #![allow(unsafe_code)]
 
@@ -11,19 +11,19 @@ use smallvec::SmallVec;
 
 use terrace_l3::{Source, Target};
 
-/// Everything on disk happens in whole blocks of this size.
+/// Block size: all accesses to the disk are in whole blocks.
 pub const BLOCK_BYTES: usize = 4096;
 
-/// Which of the store's files.
+/// One of the store's two files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskFile {
-    /// Objects in slots.
+    /// Slots with objects.
     Data,
-    /// What is in which slot.
+    /// Entries that name the object in each slot.
     Index,
 }
 
-/// What a disk store needs of a disk.
+/// Operations that a disk store needs of a disk.
 pub trait Disk: Send + Sync + fmt::Debug {
     /// Starts transfers and returns. Each is finished exactly once ([`Transfer::finish`]), by any
     /// thread, in any order, perhaps before this returns.
@@ -32,28 +32,29 @@ pub trait Disk: Send + Sync + fmt::Debug {
     /// Waits until all finished writes to the file would survive a crash.
     ///
     /// # Errors
-    /// When that cannot be said. What was written since the last sync is then in doubt for good.
+    /// If that is unknown. The state of everything written since the last sync is then unknown for
+    /// good.
     fn sync(&self, file: DiskFile) -> io::Result<()>;
 
-    /// Makes the file at least `bytes` long and reserves the room for it. New bytes are zero.
+    /// Extends the file to at least `bytes` and reserves the space. New bytes are zero.
     ///
     /// # Errors
-    /// When there is no room; the file is then as it was.
+    /// If there is no space; the file is unchanged.
     fn grow(&self, file: DiskFile, bytes: u64) -> io::Result<()>;
 
-    /// Cuts the file to at most `bytes`.
+    /// Truncates the file to at most `bytes`.
     ///
     /// # Errors
-    /// What the system says.
+    /// As reported by the system.
     fn shrink(&self, file: DiskFile, bytes: u64) -> io::Result<()>;
 
-    /// The file's length.
+    /// Returns the length of the file.
     ///
     /// # Errors
-    /// What the system says.
+    /// As reported by the system.
     fn length(&self, file: DiskFile) -> io::Result<u64>;
 
-    /// How many bytes both files can still grow by, as far as anybody knows.
+    /// Returns the number of bytes that both files can still grow by, if it is known.
     fn available(&self) -> Option<u64> {
         None
     }
@@ -68,19 +69,19 @@ pub enum Direction {
     Write,
 }
 
-/// The pieces of memory that a transfer reads from or writes to, one after the other.
+/// Memory of a transfer: consecutive pieces that it reads from or writes to.
 pub(crate) type Parts = SmallVec<[Part; 3]>;
 
-type Done = Box<dyn FnOnce(io::Result<()>, Parts) + Send>;
+type OnFinished = Box<dyn FnOnce(io::Result<()>, Parts) + Send>;
 
-/// One contiguous range of a file, and the memory that it goes from or to. It owns that memory until
-/// it is finished; one that is dropped has failed.
+/// A transfer between one contiguous range of a file and memory. It owns the memory until it is
+/// finished; dropping it counts as a failure.
 pub struct Transfer {
     file: DiskFile,
     direction: Direction,
     offset: u64,
     parts: Parts,
-    done: Option<Done>,
+    done: Option<OnFinished>,
 }
 
 impl Transfer {
@@ -94,7 +95,7 @@ impl Transfer {
         Self { file, direction, offset, parts, done: Some(Box::new(done)) }
     }
 
-    /// Ends the transfer: the disk has moved that many bytes, or failed. Fewer than asked for is a
+    /// Ends the transfer: the disk has moved `moved` bytes, or failed. A short transfer is a
     /// failure.
     pub fn finish(mut self, moved: io::Result<usize>) {
         let expected = self.bytes();
@@ -108,36 +109,36 @@ impl Transfer {
         self.end(result);
     }
 
-    /// Which file.
+    /// File of the transfer.
     #[must_use]
     pub fn file(&self) -> DiskFile {
         self.file
     }
 
-    /// Which way.
+    /// Direction of the transfer.
     #[must_use]
     pub fn direction(&self) -> Direction {
         self.direction
     }
 
-    /// Where in the file.
+    /// Offset in the file.
     #[must_use]
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// How many bytes.
+    /// Number of bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.parts.iter().map(|part| part.length).sum()
     }
 
-    /// The bytes to write, in order.
+    /// Bytes to write, in order.
     pub fn pieces(&self) -> impl Iterator<Item = &[u8]> {
         self.parts.iter().map(Part::bytes)
     }
 
-    /// Where read bytes go, in order.
+    /// Targets of the bytes read, in order.
     pub fn pieces_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
         assert_eq!(self.direction, Direction::Read);
         self.parts.iter_mut().map(Part::bytes_mut)
@@ -168,7 +169,7 @@ impl fmt::Debug for Transfer {
     }
 }
 
-/// What the kernel calls `iovec`.
+/// The kernel's `iovec`.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct IoVector {
@@ -176,60 +177,62 @@ pub(crate) struct IoVector {
     _length: usize,
 }
 
-// SAFETY: it is only a description; whoever passes it to the kernel answers for the memory.
+// SAFETY: it is only a description; the code that passes it to the kernel is responsible for the
+// memory.
 unsafe impl Send for IoVector {}
 
-/// The first `length` bytes of some memory.
+/// The first `length` bytes of a memory owner.
 pub(crate) struct Part {
-    pub(crate) owner: Owner,
+    pub(crate) owner: BufferOwner,
     length: usize,
 }
 
-pub(crate) enum Owner {
+pub(crate) enum BufferOwner {
     Blocks(Blocks),
     Source(Source),
     Target(Target),
 }
 
 impl Part {
-    pub(crate) fn new(owner: Owner, length: usize) -> Self {
+    pub(crate) fn new(owner: BufferOwner, length: usize) -> Self {
         let available = match &owner {
-            Owner::Blocks(blocks) => blocks.bytes(),
-            Owner::Source(source) => source.len(),
-            Owner::Target(target) => target.len(),
+            BufferOwner::Blocks(blocks) => blocks.bytes(),
+            BufferOwner::Source(source) => source.len(),
+            BufferOwner::Target(target) => target.len(),
         };
         assert!(length <= available);
         Self { owner, length }
     }
 
-    /// All of the blocks.
+    /// A part that covers all of the blocks.
     pub(crate) fn blocks(blocks: Blocks) -> Self {
         let length = blocks.bytes();
-        Self::new(Owner::Blocks(blocks), length)
+        Self::new(BufferOwner::Blocks(blocks), length)
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: the owner has at least `length` initialised bytes, which nobody writes to meanwhile.
+        // SAFETY: the owner has at least `length` initialised bytes, to which nothing writes
+        // meanwhile.
         unsafe { std::slice::from_raw_parts(self.start(), self.length) }
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        assert!(!matches!(self.owner, Owner::Source(_)), "sources are not written to");
-        // SAFETY: as above, and blocks and targets are this part's alone.
+        assert!(!matches!(self.owner, BufferOwner::Source(_)), "sources are not written to");
+        // SAFETY: as above, and blocks and targets are used by this part only.
         unsafe { std::slice::from_raw_parts_mut(self.start(), self.length) }
     }
 
     fn start(&self) -> *mut u8 {
         match &self.owner {
-            Owner::Blocks(blocks) => blocks.start(),
-            Owner::Source(source) => source.start(),
-            Owner::Target(target) => target.start(),
+            BufferOwner::Blocks(blocks) => blocks.start(),
+            BufferOwner::Source(source) => source.start(),
+            BufferOwner::Target(target) => target.start(),
         }
     }
 }
 
-/// Memory of the store's own, aligned for direct IO. It is not a `Box`: reads, by the kernel too, write
-/// to it through pointers.
+/// Memory of the store itself, aligned for direct IO. It is not a `Box`, because reads, including
+/// those of the kernel, write to it through pointers.
 pub(crate) struct Blocks {
     start: NonNull<Block>,
     count: usize,
@@ -243,7 +246,7 @@ unsafe impl Send for Blocks {}
 struct Block([u8; BLOCK_BYTES]);
 
 impl Blocks {
-    /// Zeroed blocks with room for `bytes`.
+    /// Allocates zeroed blocks with room for `bytes`.
     pub(crate) fn for_bytes(bytes: usize) -> Self {
         let count = bytes.div_ceil(BLOCK_BYTES);
         let blocks = vec![Block([0; BLOCK_BYTES]); count].into_boxed_slice();
@@ -251,18 +254,18 @@ impl Blocks {
         Self { start, count }
     }
 
-    /// Blocks that begin with these bytes.
+    /// Allocates blocks that begin with these bytes.
     pub(crate) fn holding(bytes: &[u8]) -> Self {
         let blocks = Self::for_bytes(bytes.len());
-        // SAFETY: there is room for so many bytes, and nobody else knows it yet.
+        // SAFETY: there is room for as many bytes, and nothing else refers to it yet.
         unsafe { blocks.start().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         blocks
     }
 
-    /// Copies the first bytes out.
+    /// Copies the first bytes.
     pub(crate) fn copy_to(&self, bytes: &mut [u8]) {
         assert!(bytes.len() <= self.bytes());
-        // SAFETY: there are so many initialised bytes, which nobody writes to meanwhile.
+        // SAFETY: there are as many initialised bytes, to which nothing writes meanwhile.
         unsafe { self.start().copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
     }
 
@@ -277,14 +280,14 @@ impl Blocks {
 
 impl Drop for Blocks {
     fn drop(&mut self) {
-        // SAFETY: that is where it came from.
+        // SAFETY: the memory was allocated as such a box.
         drop(unsafe {
             Box::from_raw(NonNull::slice_from_raw_parts(self.start, self.count).as_ptr())
         });
     }
 }
 
-/// Whether direct IO can use memory that begins here.
+/// Returns true if direct IO can use memory that begins here.
 pub(crate) fn is_aligned(start: *const u8) -> bool {
     start.addr().is_multiple_of(BLOCK_BYTES)
 }

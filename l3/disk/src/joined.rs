@@ -1,5 +1,5 @@
-//! Transfers of adjacent ranges of a file, joined for one call of the kernel: slots that are taken together lie side by
-//! side, and a disk moves small objects faster in one large request.
+//! Adjacent transfers joined into one system call. Slots that are reserved together are adjacent,
+//! and a disk moves small objects faster in one large request.
 
 use std::io;
 
@@ -8,22 +8,22 @@ use smallvec::{SmallVec, smallvec};
 use super::engine::finish;
 use super::io::{Direction, DiskFile, IoVector, Transfer};
 
-/// Transfers are joined up to so many bytes, a MiB of objects with their headers: a disk gains nothing from more, and
-/// several of this size keep it busy. The kernel takes 1024 pieces of memory in a call, which these cannot have:
-/// none is shorter than a block.
+/// Maximum size of a joined transfer: a MiB of objects with their headers. Larger requests are not
+/// faster, and several of this size keep a disk busy. They never exceed the kernel's limit of 1024
+/// pieces of memory per call, since no piece is shorter than a block.
 const BYTES_MAX: usize = 9 << 17;
 
-/// Transfers in one direction whose ranges follow each other in a file.
+/// Transfers in one direction with consecutive ranges of a file.
 #[derive(Debug)]
 pub(super) struct Joined {
-    /// At least one, in order.
+    /// At least one transfer, in order.
     transfers: SmallVec<[Transfer; 1]>,
     bytes: usize,
 }
 
 impl Joined {
-    /// Joins what can be joined. The order of transfers means nothing, so they are sorted first: slots that were freed
-    /// one after the other are taken in the opposite order.
+    /// Joins adjacent transfers. They are sorted first, since their order does not matter: slots
+    /// that were freed in sequence are reserved in the opposite order.
     pub(super) fn all(mut transfers: Vec<Transfer>) -> Vec<Self> {
         let place = |transfer: &Transfer| {
             (transfer.file() as u8, transfer.direction() as u8, transfer.offset())
@@ -39,8 +39,9 @@ impl Joined {
         all
     }
 
-    /// Ends it: the disk has moved that many bytes, or failed. If that is not all, and there are several transfers,
-    /// nobody knows whose fault it is: each is answered alone, to be tried again.
+    /// Ends the joined transfer: the disk has moved `moved` bytes, or failed. If that is not all of
+    /// them, and there are several transfers, the failed one is unknown: each is returned
+    /// separately, to be retried alone.
     #[must_use]
     pub(super) fn finish(mut self, moved: io::Result<usize>) -> SmallVec<[Self; 1]> {
         if self.transfers.len() == 1 {
@@ -70,7 +71,7 @@ impl Joined {
         self.transfers[0].offset()
     }
 
-    /// Where the memory of all transfers is, which they own until they are finished.
+    /// Memory of all transfers, which they own until they are finished.
     pub(super) fn vectors(&self) -> Vec<IoVector> {
         self.transfers.iter().flat_map(Transfer::vectors).collect()
     }
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn adjacent_transfers_of_one_direction_are_joined_in_whatever_order_they_come() {
+    fn adjacent_transfers_are_joined_in_any_order() {
         let (answer, _answered) = channel();
         let write = |block, blocks| transfer(&answer, Direction::Write, block, blocks);
         let read = transfer(&answer, Direction::Read, 6, 2);
@@ -137,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_joined_than_may_be() {
+    fn the_size_of_a_joined_transfer_is_limited() {
         let (answer, _answered) = channel();
         let most = BYTES_MAX / BLOCK_BYTES;
         let write = |block: usize| transfer(&answer, Direction::Write, block as u64, 1);
@@ -146,14 +147,14 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_together_is_tried_again_one_by_one() {
+    fn a_failed_joined_transfer_is_retried_one_by_one() {
         let (answer, answered) = channel();
         let write = |block| transfer(&answer, Direction::Write, block, 1);
         for moved in [Err(io::Error::other("a bad sector")), Ok(BLOCK_BYTES)] {
             let mut all = Joined::all(vec![write(0), write(1), write(2)]);
             let again = all.pop().unwrap().finish(moved);
             assert_eq!(ranges(&again), [(0, 1), (1, 1), (2, 1)]);
-            assert_eq!(told(&answered), [], "nobody is told before it is known whose fault it is");
+            assert_eq!(told(&answered), [], "no result before the failed transfer is known");
             for (number, joined) in again.into_iter().enumerate() {
                 let moved = if number == 1 { 0 } else { BLOCK_BYTES };
                 assert!(joined.finish(Ok(moved)).is_empty());

@@ -1,4 +1,4 @@
-//! The bytes on disk, as `FORMAT.md` draws them.
+//! Encoding of the files, as `FORMAT.md` draws them.
 
 use std::num::NonZeroU64;
 use std::ops::Range;
@@ -9,29 +9,30 @@ use terrace_l3::backend::{Fields, Recorded, Slot, payload_checksum};
 
 const MAGIC: [u8; 8] = *b"TERRACEI";
 const VERSION: u32 = 2;
-/// What every entry of this version says, one of [`VERSION`] may: that nobody has pinned the object.
+/// Version of an index whose entries have no owners: its entries are valid entries of [`VERSION`]
+/// without a pin.
 const VERSION_WITHOUT_OWNERS: u32 = 1;
 const ENTRY_BYTES: usize = 64;
-/// Where an entry says whose hard pin the object has.
+/// Bytes of an entry with the lower half of the owner of the hard pin.
 const OWNER_LOW: Range<usize> = 44..48;
 const OWNER_HIGH: Range<usize> = 52..56;
 
-/// How many entries a block of the index has.
+/// Number of entries in a block of the index.
 pub(super) const ENTRIES_PER_BLOCK: u32 = (BLOCK_BYTES / ENTRY_BYTES) as u32;
 
-/// Where things are in files whose objects have up to `object_bytes_max` bytes.
+/// Positions in files with objects of up to `object_bytes_max` bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
     pub(super) object_bytes_max: usize,
 }
 
 impl Layout {
-    /// From one slot to the next.
+    /// Distance from one slot to the next.
     pub(super) fn slot_bytes(self) -> u64 {
         (BLOCK_BYTES + self.object_bytes_max.next_multiple_of(BLOCK_BYTES)) as u64
     }
 
-    /// What a slot takes in both files.
+    /// Bytes that a slot takes in both files.
     pub(super) fn slot_and_entry_bytes(self) -> u64 {
         self.slot_bytes() + ENTRY_BYTES as u64
     }
@@ -40,27 +41,27 @@ impl Layout {
         u64::from(slot) * self.slot_bytes()
     }
 
-    /// How many slots fit into a file of that length.
+    /// Number of slots in a data file of this length.
     pub(super) fn slots_in(self, data_bytes: u64) -> u64 {
         data_bytes / self.slot_bytes()
     }
 
-    /// The length of an index of so many slots.
+    /// Length of an index for `slots` slots.
     pub(super) fn index_bytes(slots: Slot) -> u64 {
         u64::from(slots.div_ceil(ENTRIES_PER_BLOCK) + 1) * BLOCK_BYTES as u64
     }
 
-    /// How many slots an index of that length has entries for.
+    /// Number of slots for which an index of this length has entries.
     pub(super) fn slots_of_index(index_bytes: u64) -> u64 {
         (index_bytes / BLOCK_BYTES as u64).saturating_sub(1) * u64::from(ENTRIES_PER_BLOCK)
     }
 
-    /// Where the block with a slot's entry begins.
+    /// Offset of a block of entries.
     pub(super) fn index_offset(block: u32) -> u64 {
         (u64::from(block) + 1) * BLOCK_BYTES as u64
     }
 
-    /// The block that describes the store.
+    /// Encodes the description of the store, the first block.
     pub(super) fn describe(self) -> [u8; 32] {
         let mut bytes = [0; 32];
         bytes[0..8].copy_from_slice(&MAGIC);
@@ -71,7 +72,8 @@ impl Layout {
         bytes
     }
 
-    /// Whether a crash may have left this of a description, before there was anything to describe.
+    /// Returns true if these bytes can be a description that a crash interrupted, before the index
+    /// had any entries.
     pub(super) fn may_be_torn(self, bytes: &[u8]) -> bool {
         let whole = self.describe();
         let (begun, rest) = bytes.split_at(whole.len());
@@ -80,8 +82,8 @@ impl Layout {
             && rest.iter().all(|byte| *byte == 0)
     }
 
-    /// Reads the block that describes a store. It need not be the one that [`Self::describe`] writes: the store
-    /// may be older.
+    /// Decodes the description of a store. It may differ from [`Self::describe`] if the store is
+    /// older.
     pub(super) fn read(bytes: &[u8]) -> Result<Option<Layout>, &'static str> {
         if bytes[..32] == [0; 32] {
             return Ok(None);
@@ -99,7 +101,7 @@ impl Layout {
     }
 }
 
-/// Writes the entry of a slot into its place in a block of the index.
+/// Encodes the entry of a slot at its position in a block of the index.
 pub(super) fn write_entry(block: &mut [u8], slot: Slot, recorded: &Recorded) {
     let at = (slot % ENTRIES_PER_BLOCK) as usize * ENTRY_BYTES;
     let entry = &mut block[at..at + ENTRY_BYTES];
@@ -114,8 +116,8 @@ pub(super) fn write_entry(block: &mut [u8], slot: Slot, recorded: &Recorded) {
     entry[56..64].copy_from_slice(&checksum.to_le_bytes());
 }
 
-/// The checksum of all that an entry says but the owner, which changes while the object stays: a crash that
-/// tears the change must not cost the object.
+/// Checksum of an entry without the owner, which changes while the object stays: a torn change of
+/// the owner must not lose the object.
 fn entry_checksum(entry: &[u8]) -> u64 {
     let mut lasting: [u8; 56] = entry[..56].try_into().expect("56 bytes");
     lasting[OWNER_LOW].fill(0);
@@ -123,7 +125,7 @@ fn entry_checksum(entry: &[u8]) -> u64 {
     payload_checksum(&lasting)
 }
 
-/// The entries of consecutive slots from `first` on; `None` for empty slots.
+/// Decodes the entries of consecutive slots from `first` on; `None` for empty slots.
 pub(super) fn read_entries(
     blocks: &[u8],
     first: Slot,
@@ -138,7 +140,7 @@ pub(super) fn read_entries(
     })
 }
 
-/// Empties the entries of a block from `first` on.
+/// Clears the entries of a block from `first` on.
 pub(super) fn clear_entries(block: &mut [u8], first: u32) {
     block[first as usize * ENTRY_BYTES..].fill(0);
 }
@@ -160,7 +162,7 @@ mod tests {
 
     fn recorded() -> Recorded {
         let id = ObjectId { namespace: PageKey(3), key: PageKey(4 << 100), generation: 5 };
-        Recorded { id, length: 1234, owner: Some(Owner::named("somebody")) }
+        Recorded { id, length: 1234, owner: Some(Owner::named("owner")) }
     }
 
     #[test]
@@ -193,9 +195,9 @@ mod tests {
         assert_eq!(read_entries(&block, 64).next().unwrap().1, None, "another slot's entry");
     }
 
-    /// A pin that comes or goes is written over the entry in its place.
+    /// Pins are changed in place, over the old entry.
     #[test]
-    fn a_change_of_owner_that_is_torn_anywhere_costs_no_object() {
+    fn a_torn_change_of_owner_loses_no_object() {
         let pinned = recorded();
         let plain = Recorded { owner: None, ..pinned };
         for (before, after) in [(pinned, plain), (plain, pinned)] {

@@ -1,4 +1,4 @@
-//! Opening a store: configuration, what can be wrong, and reading the index.
+//! Opening of a store: configuration, errors, and reading of the index.
 
 use std::io;
 use std::path::PathBuf;
@@ -12,51 +12,51 @@ use super::layout::{ENTRIES_PER_BLOCK, Layout, clear_entries, read_entries};
 use super::shrink::{Dropped, shrink};
 use terrace_l3::backend::{Catalogue, Recorded, Slot, check_shares, slots_of};
 
-/// Where a disk store is, how large it may grow, and how it treats its disk.
+/// Configuration of a disk store.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DiskConfig {
-    /// The store's directory; it is created if need be.
+    /// Directory of the store; it is created if necessary.
     pub path: PathBuf,
-    /// What the data file may grow to.
+    /// Maximum size of the data file.
     pub capacity_bytes: u64,
-    /// What stays free on the file system: the store does not grow into it.
+    /// Space to leave free on the file system: the store does not grow into it.
     pub reserve_bytes: u64,
-    /// The largest object; every object takes a slot of this size and one block. It is fixed when the
-    /// store is created.
+    /// Maximum object size; every object takes a slot of this size and one block. It is fixed when
+    /// the store is created.
     pub object_bytes_max: usize,
-    /// How transfers are done.
+    /// IO engine.
     pub io: IoEngine,
-    /// Transfers in flight at a time.
+    /// Number of transfers in flight at a time.
     pub depth: usize,
     /// Maximum growth of the data file at a time, in bytes. A small file grows by less.
     pub grow_bytes: u64,
-    /// Changes become durable after this time, or when somebody waits for it.
+    /// Maximum time until changes become durable. Callers can wait for it sooner.
     pub commit_interval_ms: u64,
-    /// Eviction begins when more than this share of the slots is in use ...
+    /// Eviction starts when more than this share of the slots is in use ...
     pub watermark_high: f64,
-    /// ... and goes on down to this one.
+    /// ... and continues down to this share.
     pub watermark_low: f64,
-    /// How long a put waits for room before the store counts as full.
+    /// Maximum wait of a put for room before the store counts as full.
     pub full_wait_ms: u64,
-    /// How long a lease protects.
+    /// Duration of a lease.
     pub lease_ttl_ms: u64,
-    /// The share of the slots that may be leased at a time, so that puts always find room.
+    /// Maximum share of the slots that may be leased at a time, so that puts always find room.
     pub leased_share_max: f64,
-    /// How long hard pins that were there when the store was opened count before their owner is heard of.
+    /// Time for which hard pins found at opening protect their objects before their owner connects.
     pub pins_kept_ms: u64,
 }
 
-/// How transfers are done.
+/// IO engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum IoEngine {
-    /// By io_uring where the kernel has it, else by threads.
+    /// io_uring if the kernel has it, else threads.
     #[default]
     Auto,
-    /// By io_uring.
+    /// io_uring.
     Uring,
-    /// By threads that block.
+    /// Blocking threads.
     Threads,
 }
 
@@ -86,9 +86,9 @@ impl DiskConfig {
         Layout { object_bytes_max: self.object_bytes_max }
     }
 
-    /// How many slots the store may have.
+    /// Maximum number of slots.
     pub(super) fn slots(&self) -> Result<Slot, OpenError> {
-        // What the kernel moves in one call, less the header's block.
+        // Maximum size of a system call, minus the block of the header.
         const OBJECT_BYTES_MAX: usize = 0x7fff_f000 - BLOCK_BYTES;
         const DEPTH_MAX: usize = 4096;
         if !(1..=OBJECT_BYTES_MAX).contains(&self.object_bytes_max) || self.depth > DEPTH_MAX {
@@ -104,7 +104,8 @@ impl DiskConfig {
             .map_err(OpenError::Config)
     }
 
-    /// Number of slots by which a data file of `usable` slots grows: a quarter of them, within limits.
+    /// Number of slots by which a data file of `usable` slots grows: a quarter of them, within
+    /// limits.
     pub(super) fn grow_slots(&self, usable: Slot) -> Slot {
         const GROWTH_MIN_BYTES: u64 = 16 << 20;
         let slots_in = |bytes| self.layout().slots_in(bytes).clamp(1, u64::from(u32::MAX)) as Slot;
@@ -113,11 +114,11 @@ impl DiskConfig {
     }
 }
 
-/// Why a store could not be opened.
+/// Reason why a store could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The settings contradict each other.
+    /// The settings are invalid.
     #[error("{0}")]
     Config(String),
     /// The directory or its files cannot be created, read or written.
@@ -125,15 +126,15 @@ pub enum OpenError {
     Directory {
         /// The directory.
         path: PathBuf,
-        /// What the system says.
+        /// Message of the system.
         error: io::Error,
     },
-    /// Somebody has the store open.
+    /// Another process or handle has the store open.
     #[error("the store in {path} is in use by {owner}; stop it, or choose another directory")]
     InUse {
         /// The directory.
         path: PathBuf,
-        /// Who has it.
+        /// Description of the process.
         owner: String,
     },
     /// The store was created for other objects.
@@ -144,20 +145,20 @@ pub enum OpenError {
     OtherObjects {
         /// The directory.
         path: PathBuf,
-        /// The largest object it can hold.
+        /// Maximum object size of the store.
         found: usize,
-        /// The largest object that is wanted.
+        /// Maximum object size requested.
         wanted: usize,
     },
-    /// What is in the directory is not a store that this version can read.
+    /// The directory has no store that this version can read.
     #[error("{path} is not a readable store: {reason}; move it away, or choose another directory")]
     Unreadable {
         /// The directory.
         path: PathBuf,
-        /// What is wrong.
+        /// Reason.
         reason: &'static str,
     },
-    /// The disk has no room that a store may use.
+    /// The file system has no space that a store may use.
     #[error(
         "not enough space for the store in {path}: the file system has {free_bytes} bytes free, \
          {reserve_bytes} of them must stay free, and the store needs at least {needed_bytes}"
@@ -165,14 +166,14 @@ pub enum OpenError {
     LittleFree {
         /// The directory.
         path: PathBuf,
-        /// What is free.
+        /// Free space.
         free_bytes: u64,
-        /// What is to stay free.
+        /// Space to leave free.
         reserve_bytes: u64,
-        /// What a store of one object takes.
+        /// Space that a store of one object needs.
         needed_bytes: u64,
     },
-    /// Other stores have all that the stores in a folder may take together.
+    /// Other stores in the folder take all of its limit.
     #[error(
         "not enough space for the store in {path}: other stores in the same folder, in use by \
          {owners}, take {taken_bytes} of the {limit_bytes} bytes for all"
@@ -180,42 +181,42 @@ pub enum OpenError {
     FolderFull {
         /// The directory.
         path: PathBuf,
-        /// What all stores of the folder may take.
+        /// Limit of the folder.
         limit_bytes: u64,
-        /// What those have that are in use.
+        /// Space of the stores in use.
         taken_bytes: u64,
-        /// Who uses them.
+        /// Descriptions of their processes.
         owners: String,
     },
-    /// The disk has no room for the least that a store needs.
+    /// The disk has no space for the smallest store.
     #[error("not enough space for the store in {path}: {error}")]
     NoRoom {
         /// The directory.
         path: PathBuf,
-        /// What the system says.
+        /// Message of the system.
         error: io::Error,
     },
 }
 
-/// What opening a store came to, besides the store.
+/// Effects of opening a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Opening {
-    /// What had to go because the store may take less than it took before.
+    /// Objects dropped because the store may take less space than before.
     pub dropped: Dropped,
-    /// Why it cannot become as large as configured.
+    /// Set if the store cannot become as large as configured.
     pub shortage: Option<Shortage>,
 }
 
-/// A file system with less room than a store may take.
+/// The file system has less space than a store may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shortage {
-    /// What is free, or is in stores that nobody uses.
+    /// Free space, including that of stores not in use.
     pub free_bytes: u64,
-    /// What of it stays free.
+    /// Part of it that is to stay free.
     pub reserve_bytes: u64,
 }
 
-/// Reads the index and answers what is where. A new store gets its first block here.
+/// Reads the index and returns the catalogue. Creates the first block of a new store.
 pub(super) fn read_index(
     disk: &Arc<dyn Disk>,
     config: &DiskConfig,
@@ -230,7 +231,7 @@ pub(super) fn read_index(
     }
     let first = read(disk, 0, BLOCK_BYTES).map_err(unusable)?;
     let unreadable = |reason| OpenError::Unreadable { path: config.path.clone(), reason };
-    // The index has more than this block as soon as the block is durable.
+    // An index is longer than its first block once that block is durable.
     let is_torn = index_bytes <= BLOCK_BYTES as u64 && layout.may_be_torn(&first);
     let found = if is_torn { None } else { Layout::read(&first).map_err(unreadable)? };
     if let Some(found) = found
@@ -242,7 +243,7 @@ pub(super) fn read_index(
             wanted: config.object_bytes_max,
         });
     }
-    // There is none, or that of an older version, which must not take what this one writes for its own.
+    // There is no description, or an older version's, which must not read entries of this version.
     let description = layout.describe();
     if first[..description.len()] != description {
         let first = blocks(Blocks::holding(&description));
@@ -253,14 +254,14 @@ pub(super) fn read_index(
     let there = layout.slots_in(data_bytes).min(Layout::slots_of_index(index_bytes));
     let mut opening = Opening::default();
     if there > u64::from(wanted) {
-        // What cannot be counted cannot have been there.
+        // Entries that cannot be counted cannot have existed.
         let there = Slot::try_from(there).unwrap_or(Slot::MAX - 1);
         opening.dropped = shrink(disk, config, there, wanted).map_err(unusable)?;
     }
     let usable = layout.slots_in(data_bytes).min(u64::from(wanted)) as Slot;
     let slots = match fitting(disk, config, wanted, usable)? {
-        Fitting::All => wanted,
-        Fitting::Fewer(slots, shortage) => {
+        AvailableSlots::All => wanted,
+        AvailableSlots::Fewer(slots, shortage) => {
             opening.shortage = Some(shortage);
             slots
         }
@@ -274,37 +275,37 @@ pub(super) fn read_index(
     Ok((catalogue, opening))
 }
 
-/// How many of the slots that are wanted there can be.
-enum Fitting {
+/// Number of the wanted slots that fit.
+enum AvailableSlots {
     All,
     Fewer(Slot, Shortage),
 }
 
-/// Looks how much of what a store may take is there to be had. What it has already, it keeps.
+/// Determines how much of the configured size is available. Existing slots stay.
 fn fitting(
     disk: &Arc<dyn Disk>,
     config: &DiskConfig,
     wanted: Slot,
     usable: Slot,
-) -> Result<Fitting, OpenError> {
-    let Some(free_bytes) = disk.available() else { return Ok(Fitting::All) };
+) -> Result<AvailableSlots, OpenError> {
+    let Some(free_bytes) = disk.available() else { return Ok(AvailableSlots::All) };
     let reserve_bytes = config.reserve_bytes;
-    // The index begins with one block, and its last one need not be full.
+    // The index begins with one block, and its last block may be partly empty.
     let room = free_bytes.saturating_sub(reserve_bytes).saturating_sub(2 * BLOCK_BYTES as u64);
     let more = room / config.layout().slot_and_entry_bytes();
     let slots = u64::from(usable).saturating_add(more);
     if slots >= u64::from(wanted) {
-        return Ok(Fitting::All);
+        return Ok(AvailableSlots::All);
     }
     if slots == 0 {
         let needed_bytes = config.layout().slot_and_entry_bytes() + 2 * BLOCK_BYTES as u64;
         let path = config.path.clone();
         return Err(OpenError::LittleFree { path, free_bytes, reserve_bytes, needed_bytes });
     }
-    Ok(Fitting::Fewer(slots as Slot, Shortage { free_bytes, reserve_bytes }))
+    Ok(AvailableSlots::Fewer(slots as Slot, Shortage { free_bytes, reserve_bytes }))
 }
 
-/// Puts everything that the index names into the catalogue.
+/// Restores all entries of the index into the catalogue.
 pub(super) fn restore(
     disk: &Arc<dyn Disk>,
     catalogue: &mut Catalogue,
@@ -323,7 +324,7 @@ pub(super) fn restore(
                 has_excess = true;
             }
         }
-        // The data file has no slots for these entries. They must not be there when it has grown.
+        // The data file has no slots for these entries. They must be gone before it grows.
         if has_excess {
             let last = block + (bytes.len() / BLOCK_BYTES) as u32 - 1;
             let mut bytes = bytes[bytes.len() - BLOCK_BYTES..].to_vec();

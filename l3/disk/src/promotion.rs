@@ -1,9 +1,9 @@
-//! Promotions from disk to memory: which are under way, and who waits for them.
+//! Promotions from disk to memory.
 //!
-//! The [`Throttle`] decides which promotions begin; the [`Board`] shares it between those who ask for
-//! promotions, those who carry them out and those who wait for their end. Whoever carries one out
-//! holds its [`Ticket`], and a ticket reports its end even when it is merely dropped: there is no way
-//! to lose a promotion and keep others waiting for it.
+//! The [`Throttle`] decides which promotions start. The [`Board`] shares it between callers that
+//! request promotions, workers that perform them and readers that wait for them. A worker holds the
+//! [`PromotionTicket`] of its promotion, and a dropped ticket reports a failure: a promotion cannot get lost
+//! while readers wait for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -18,32 +18,32 @@ pub use self::stats::PromotionStats;
 use terrace_l3::ObjectId;
 use terrace_l3::backend::Mutex;
 
-mod crew;
 mod stats;
 mod throttle;
+mod workers;
 
-pub(crate) use crew::Crew;
-pub(crate) use throttle::Ending;
+pub(crate) use throttle::PromotionOutcome;
 use throttle::Throttle;
+pub(crate) use workers::PromotionWorkers;
 
-/// How objects are moved from disk to memory.
+/// Limits of promotions from disk to memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PromotionConfig {
-    /// Promotions that are carried out at a time; at least one.
+    /// Maximum number of concurrent promotions; at least one.
     pub workers: u32,
-    /// Promotions that may wait or be under way; further ones are turned down.
+    /// Maximum number of queued and running promotions; further ones are refused.
     pub queue_max: u32,
-    /// How many objects are looked for at a time when promotion is asked for: the promotions of one
-    /// chunk begin before the next chunk is looked for.
+    /// Number of objects that a lookup with prefetch handles at a time: the promotions of one chunk
+    /// start before the next chunk is looked up.
     pub chunk_keys: u32,
-    /// How long an ended promotion is remembered; meanwhile the same one does not begin again.
+    /// Time for which a finished promotion is remembered; it does not start again meanwhile.
     pub remember_ms: u64,
-    /// How many ended promotions are remembered.
+    /// Maximum number of finished promotions that are remembered.
     pub remembered_max: u32,
-    /// How long no promotion begins after one that found no memory.
+    /// Pause of all promotions after one that found no memory.
     pub cooldown_ms: u64,
-    /// How long a get waits for promotions under way, once for its whole batch.
+    /// Maximum wait of a get for promotions in flight, once for the whole batch.
     pub get_wait_ms: u64,
 }
 
@@ -61,63 +61,63 @@ impl Default for PromotionConfig {
     }
 }
 
-/// The promotions under way, for everybody to see. Clones are the same board.
+/// Shared state of all promotions. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Board {
-    shared: Arc<Mutex<Shared>>,
+    shared: Arc<Mutex<BoardState>>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct BoardState {
     throttle: Throttle,
     waiters: BTreeMap<u64, Waiter>,
     next_waiter: u64,
 }
 
-/// Somebody who waits for several promotions.
+/// A reader that waits for several promotions.
 #[derive(Debug)]
 struct Waiter {
-    /// Those that have not ended yet.
+    /// Promotions that have not ended yet.
     left: BTreeSet<ObjectId>,
-    /// None as long as nobody has polled.
+    /// `None` until the future is polled.
     waker: Option<Waker>,
 }
 
 impl Board {
     pub(crate) fn new(config: &PromotionConfig) -> Self {
         let throttle = Throttle::new(config);
-        let shared = Shared { throttle, waiters: BTreeMap::new(), next_waiter: 0 };
+        let shared = BoardState { throttle, waiters: BTreeMap::new(), next_waiter: 0 };
         Self { shared: Arc::new(Mutex::new(shared)) }
     }
 
-    /// The right and the duty to promote the object, unless that is to be left alone right now.
-    pub(crate) fn trigger(&self, id: ObjectId, now: Instant) -> Option<Ticket> {
-        self.shared.lock().throttle.trigger(id, now).then(|| Ticket {
+    /// Returns a ticket for the promotion of the object, unless it is active, remembered or
+    /// refused.
+    pub(crate) fn trigger(&self, id: ObjectId, now: Instant) -> Option<PromotionTicket> {
+        self.shared.lock().throttle.trigger(id, now).then(|| PromotionTicket {
             board: self.clone(),
             id,
             ending: None,
         })
     }
 
-    /// Sees to it that a promotion of the object that is under way does not put it into memory. To be
-    /// called between taking the object from disk and taking it from memory.
+    /// Prevents an active promotion of the object from publishing it in memory. Call it after
+    /// removing the object from disk and before removing it from memory.
     pub(crate) fn revoke(&self, id: &ObjectId) {
         self.shared.lock().throttle.revoke(id);
     }
 
-    /// Likewise for all lower generations of the object.
+    /// Like [`Board::revoke`], for all lower generations of the object.
     pub(crate) fn revoke_lower(&self, id: &ObjectId) {
         self.shared.lock().throttle.revoke_lower(id);
     }
 
-    /// Which of the objects have a promotion waiting or under way.
+    /// Returns for each object whether its promotion is queued or running.
     pub(crate) fn active(&self, ids: impl Iterator<Item = ObjectId>) -> Vec<bool> {
         let shared = self.shared.lock();
         ids.map(|id| shared.throttle.is_active(&id)).collect()
     }
 
-    /// Waits until the promotions of these objects that are active now have ended, one way or
-    /// another.
+    /// Waits until the promotions of these objects that are active have ended, in any way.
     pub(crate) fn settled(&self, ids: &[ObjectId]) -> Settled {
         let mut shared = self.shared.lock();
         let left: BTreeSet<ObjectId> =
@@ -131,18 +131,18 @@ impl Board {
         Settled { board: self.clone(), number }
     }
 
-    /// Everything but the gets, which the board does not see.
+    /// Statistics, except for the counts of gets, which the board does not see.
     pub(crate) fn stats(&self, now: Instant) -> PromotionStats {
         self.shared.lock().throttle.stats(now)
     }
 
-    fn end(&self, id: &ObjectId, ending: Ending, now: Instant) {
+    fn end(&self, id: &ObjectId, ending: PromotionOutcome, now: Instant) {
         let woken = {
             let mut shared = self.shared.lock();
             shared.throttle.end(id, ending, now);
             shared.take_settled(id)
         };
-        // Waking, and even dropping a waker, may run anything, so it happens outside of the lock.
+        // Waking a waker, or dropping it, may run arbitrary code, so it happens outside the lock.
         for waiter in woken {
             if let Some(waker) = waiter.waker {
                 waker.wake();
@@ -151,9 +151,9 @@ impl Board {
     }
 }
 
-impl Shared {
-    /// Those for whom this was the last promotion that they waited for. A waiter that is not there any
-    /// more is how its [`Settled`] knows.
+impl BoardState {
+    /// Removes the waiters for which this was the last promotion. A [`Settled`] whose waiter is
+    /// gone is complete.
     fn take_settled(&mut self, id: &ObjectId) -> Vec<Waiter> {
         self.waiters
             .extract_if(.., |_, waiter| waiter.left.remove(id) && waiter.left.is_empty())
@@ -162,36 +162,36 @@ impl Shared {
     }
 }
 
-/// The right and the duty to carry out one promotion.
+/// Permission and obligation to perform one promotion.
 #[must_use = "a ticket that is dropped is a failed promotion"]
 #[derive(Debug)]
-pub(crate) struct Ticket {
+pub(crate) struct PromotionTicket {
     board: Board,
     id: ObjectId,
-    ending: Option<(Ending, Instant)>,
+    ending: Option<(PromotionOutcome, Instant)>,
 }
 
-impl Ticket {
-    /// A worker has taken it up.
+impl PromotionTicket {
+    /// Records that a worker has started.
     pub(crate) fn start(&mut self) {
         self.board.shared.lock().throttle.start(&self.id);
     }
 
-    /// The promotion is over.
-    pub(crate) fn end(mut self, ending: Ending, now: Instant) {
+    /// Ends the promotion.
+    pub(crate) fn end(mut self, ending: PromotionOutcome, now: Instant) {
         self.ending = Some((ending, now));
     }
 
-    /// Which object it is about.
+    /// Object to promote.
     pub(crate) fn id(&self) -> ObjectId {
         self.id
     }
 
-    /// Lets `publish` make the object visible in memory, unless the promotion was revoked; whether it
-    /// did.
+    /// Calls `publish`, which makes the object visible in memory, unless the promotion was revoked.
+    /// Returns whether it did.
     ///
-    /// It happens under the board's lock. Thus a removal that revokes before it looks into memory
-    /// either finds the object there or keeps it from ever getting there.
+    /// It runs under the board's lock. So a removal that revokes the promotion before it looks in
+    /// memory either finds the object there or prevents its publication.
     pub(crate) fn unless_revoked(&self, publish: impl FnOnce()) -> bool {
         let shared = self.board.shared.lock();
         let allowed = !shared.throttle.is_revoked(&self.id);
@@ -202,19 +202,20 @@ impl Ticket {
     }
 }
 
-impl Drop for Ticket {
+impl Drop for PromotionTicket {
     fn drop(&mut self) {
-        let (ending, now) = self.ending.unwrap_or_else(|| (Ending::Failed, Instant::now()));
+        let (ending, now) =
+            self.ending.unwrap_or_else(|| (PromotionOutcome::Failed, Instant::now()));
         self.board.end(&self.id, ending, now);
     }
 }
 
-/// Waits for a batch of promotions. It is woken once, by the last of them.
+/// Future that waits for a batch of promotions. It is woken once, by the last of them.
 #[must_use = "a future does nothing unless it is awaited"]
 #[derive(Debug)]
 pub(crate) struct Settled {
     board: Board,
-    /// None when there was nothing to wait for.
+    /// `None` if there was nothing to wait for.
     number: Option<u64>,
 }
 
@@ -267,21 +268,21 @@ mod tests {
         for ticket in tickets {
             tokio::task::yield_now().await;
             assert!(!waiter.is_finished());
-            ticket.end(Ending::Done, now);
+            ticket.end(PromotionOutcome::Done, now);
         }
         waiter.await.unwrap();
-        assert_eq!(Instant::now(), now, "nobody slept");
+        assert_eq!(Instant::now(), now, "the wait takes no time");
         board.settled(&[id(0), id(99)]).await;
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_gives_up_leaves_nothing_behind() {
+    async fn an_abandoned_wait_leaves_nothing_behind() {
         let (board, now) = (board(), Instant::now());
         let ticket = board.trigger(id(0), now).unwrap();
         let settled = board.settled(&[id(0)]);
         assert!(timeout(Duration::from_millis(10), settled).await.is_err());
         assert!(board.shared.lock().waiters.is_empty());
-        ticket.end(Ending::Done, Instant::now());
+        ticket.end(PromotionOutcome::Done, Instant::now());
     }
 
     #[tokio::test(start_paused = true)]
@@ -296,7 +297,7 @@ mod tests {
         });
         let waiter = tokio::spawn(board.settled(&[id(0), id(1)]));
         tokio::task::yield_now().await;
-        // One dies with its worker, the other never gets as far as a worker.
+        // One dies with its worker, the other never reaches a worker.
         worker.abort();
         drop(queued);
         waiter.await.unwrap();
@@ -307,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_revoked_is_not_published() {
+    fn a_revoked_promotion_is_not_published() {
         let (board, now) = (board(), Instant::now());
         let generation = |generation| id(0).with_generation(generation);
         let tickets: Vec<_> =
@@ -318,7 +319,7 @@ mod tests {
         let published: Vec<_> = tickets.iter().map(|ticket| ticket.unless_revoked(|| ())).collect();
         assert_eq!(published, [false, false, true, false]);
         for ticket in tickets {
-            ticket.end(Ending::Vanished, now);
+            ticket.end(PromotionOutcome::Vanished, now);
         }
         let ticket = board.trigger(generation(3), now).unwrap();
         assert!(ticket.unless_revoked(|| ()), "only what was under way is revoked");
@@ -337,8 +338,8 @@ mod loom_tests {
         ObjectId::page(PageKey(1), PageKey(key))
     }
 
-    /// Two promotions end, one properly and one by being dropped, while somebody begins to wait for
-    /// both; a wakeup that is missed would be a deadlock.
+    /// Two promotions end, one regularly and one by being dropped, while a reader starts to wait
+    /// for both. A missed wakeup would be a deadlock.
     #[test]
     fn loom_a_waiter_racing_with_the_ends_wakes_up() {
         loom::model(|| {
@@ -347,7 +348,7 @@ mod loom_tests {
             let first = board.trigger(id(0), now).unwrap();
             let second = board.trigger(id(1), now).unwrap();
             let workers = [
-                thread::spawn(move || first.end(Ending::Done, now)),
+                thread::spawn(move || first.end(PromotionOutcome::Done, now)),
                 thread::spawn(move || drop(second)),
             ];
             block_on(board.settled(&[id(0), id(1)]));
@@ -359,16 +360,16 @@ mod loom_tests {
         });
     }
 
-    /// Somebody gives up waiting at the moment of the end, and another goes on.
+    /// One waiter gives up at the moment of the end, and another continues.
     #[test]
-    fn loom_giving_up_does_not_cost_another_their_wakeup() {
+    fn loom_an_abandoned_wait_does_not_lose_the_wakeup_of_another() {
         loom::model(|| {
             let now = Instant::now();
             let board = Board::new(&PromotionConfig::default());
             let ticket = board.trigger(id(0), now).unwrap();
             let patient = board.settled(&[id(0)]);
             let hasty = board.settled(&[id(0)]);
-            let worker = thread::spawn(move || ticket.end(Ending::Done, now));
+            let worker = thread::spawn(move || ticket.end(PromotionOutcome::Done, now));
             let giving_up = thread::spawn(move || drop(hasty));
             block_on(patient);
             worker.join().unwrap();
@@ -392,8 +393,8 @@ mod loom_tests {
         });
     }
 
-    /// A removal takes the object from disk, revokes and looks into memory, as the tiered store does;
-    /// whatever the promotion does meanwhile, the object is in memory no more.
+    /// A removal takes the object from disk, revokes and then looks in memory, as the tiered store
+    /// does. Whatever the promotion does meanwhile, the object is not in memory afterwards.
     #[test]
     fn loom_a_removal_leaves_nothing_in_memory() {
         loom::model(|| {
@@ -404,7 +405,10 @@ mod loom_tests {
             let memory = in_memory.clone();
             let worker = thread::spawn(move || {
                 let published = ticket.unless_revoked(|| *memory.lock() = true);
-                ticket.end(if published { Ending::Done } else { Ending::Vanished }, now);
+                ticket.end(
+                    if published { PromotionOutcome::Done } else { PromotionOutcome::Vanished },
+                    now,
+                );
             });
             board.revoke(&id(0));
             *in_memory.lock() = false;

@@ -1,4 +1,4 @@
-//! The secret of a folder of stores. Page keys that are made with it cannot be computed without it.
+//! Secret of a folder of stores. Page keys that are made with it cannot be computed without it.
 
 use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions};
@@ -6,15 +6,15 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use super::folder::{StoreFolder, Turn};
+use super::folder::{FolderLock, StoreFolder};
 
-/// The name of the file in the folder.
+/// Name of the file in the folder.
 const FILE: &str = "secret";
 const SECRET_BYTES: usize = 32;
-/// Bits of a file's mode that let others than its owner use it.
+/// Mode bits that give access to users other than the owner.
 const OTHERS: u32 = 0o077;
 
-/// Why the secret of a folder cannot be used.
+/// Reason why the secret of a folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SecretError {
@@ -23,15 +23,15 @@ pub enum SecretError {
     File {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// Message of the system.
         error: io::Error,
     },
-    /// Others could know the secret.
+    /// Other users could know the secret.
     #[error("other users may read or write {} (mode {mode:04o}): use `chmod 600` on it", path.display())]
     OpenToOthers {
         /// The file.
         path: PathBuf,
-        /// Its mode.
+        /// Mode of the file.
         mode: u32,
     },
     /// The file does not have the format of a secret.
@@ -48,11 +48,11 @@ pub enum SecretError {
 }
 
 impl StoreFolder {
-    /// The secret of the folder: random, created when it is first asked for, and the same from then on. Only the
-    /// file's owner may read it.
+    /// Returns the secret of the folder: random, created on first use, and constant from then on.
+    /// Only the file's owner may read it.
     ///
     /// # Errors
-    /// If the file cannot be created or read, is open to others, or is damaged.
+    /// If the file cannot be created or read, is accessible to others, or is damaged.
     pub fn secret(&self) -> Result<String, SecretError> {
         let path = self.path.join(FILE);
         let secret = match read(&path) {
@@ -70,25 +70,25 @@ impl StoreFolder {
     }
 }
 
-/// The mode of the file, and what is in it.
+/// Mode and content of the file.
 fn read(path: &Path) -> io::Result<(u32, String)> {
     let file = File::open(path)?;
     let mode = file.metadata()?.mode();
     let mut bytes = Vec::new();
-    // One byte more than there may be: a longer file is not taken for a sound one.
+    // One byte more than valid, so that a longer file is detected.
     file.take(2 * SECRET_BYTES as u64 + 2).read_to_end(&mut bytes)?;
     Ok((mode, String::from_utf8_lossy(&bytes).trim_end().to_owned()))
 }
 
-/// Creates the file, whole or not at all, and reads what is there then: another process may have been faster.
+/// Creates the file atomically, then reads it: another process may have been faster.
 fn create(folder: &Path, path: &Path) -> io::Result<(u32, String)> {
     fs::create_dir_all(folder)?;
-    let _turn = Turn::wait(folder);
+    let _turn = FolderLock::wait(folder);
     if fs::exists(path)? {
         return read(path);
     }
     let unfinished = folder.join(format!("{FILE}.{}", std::process::id()));
-    // Left by a process that was killed. The mode of a file is set only when it is created.
+    // Left by a killed process. The mode of a file is set only when it is created.
     match fs::remove_file(&unfinished) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         Ok(()) | Err(_) => {}
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_keeps_its_secret_and_has_one_of_its_own() {
+    fn each_folder_has_its_own_constant_secret() {
         let place = tempfile::tempdir().unwrap();
         let folder = folder(place.path());
         let secret = folder.secret().unwrap();
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn many_who_begin_at_once_have_the_same_secret() {
+    fn concurrent_first_uses_get_the_same_secret() {
         let place = tempfile::tempdir().unwrap();
         let folder = folder(place.path());
         let ask = || {
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_that_others_may_know_or_that_is_damaged_is_refused() {
+    fn an_accessible_or_damaged_secret_is_refused() {
         let place = tempfile::tempdir().unwrap();
         let folder = folder(place.path());
         folder.secret().unwrap();

@@ -1,9 +1,9 @@
-//! Makes a store smaller. What is to stay moves to the slots that stay, and what goes is what the store
-//! would have evicted next.
+//! Shrinks a store. Objects that stay move to the remaining slots, and the objects that are dropped
+//! are those that the store would have evicted next.
 //!
-//! A crash on the way costs nothing but what goes anyway: slots are written to when the index on disk has
-//! let go of them, entries are written when their bytes are durable, and an object that two entries name
-//! is taken from one of them.
+//! A crash in between loses only objects that are dropped anyway. Slots are overwritten after the
+//! index on disk has released them, entries are written after their bytes are durable, and an
+//! object that two entries name is restored from one of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -16,17 +16,17 @@ use super::layout::{ENTRIES_PER_BLOCK, Layout, write_entry};
 use super::open::{DiskConfig, restore};
 use terrace_l3::backend::{Catalogue, Slot};
 
-/// Objects that were dropped because a store may take less than it took before.
+/// Objects that were dropped because a store may take less space than before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Dropped {
-    /// How many.
+    /// Number of objects.
     pub objects: u64,
-    /// Their payload.
+    /// Their payload in bytes.
     pub bytes: u64,
 }
 
-/// Drops objects of a store of `old` slots, and moves the others, until all are in the first `slots`.
-/// Nothing is cut off.
+/// Drops objects of a store of `old` slots, and moves the others to the first `slots`. Does not
+/// truncate the files.
 pub(super) fn shrink(
     disk: &Arc<dyn Disk>,
     config: &DiskConfig,
@@ -43,22 +43,22 @@ pub(super) fn shrink(
     Ok(dropped)
 }
 
-/// When pins do not count any more, on a clock that stands still otherwise.
+/// End of all pins, on a clock that otherwise stands at 0.
 const PINS_END_MS: u64 = 1;
 
-/// Evicts what does not fit, and takes it out of the index.
+/// Evicts objects that do not fit, and removes them from the index.
 fn drop_objects(
     disk: &Arc<dyn Disk>,
     config: &DiskConfig,
     catalogue: &mut Catalogue,
     slots: Slot,
 ) -> io::Result<Dropped> {
-    // No more than the store would keep by itself: it begins to evict above this.
+    // Keep no more than the watermark above which the store evicts.
     let kept = ((f64::from(slots) * config.watermark_high) as Slot).clamp(1, slots);
     let before = catalogue.stats(config.object_bytes_max, 0);
     let excess = before.objects.saturating_sub(u64::from(kept));
     for _ in 0..excess {
-        // What somebody has pinned goes last.
+        // Pinned objects are dropped last.
         let evicted = catalogue.evict(0) || catalogue.evict(PINS_END_MS);
         assert!(evicted, "nothing else protects what is in a store that is being opened");
     }
@@ -72,15 +72,15 @@ fn drop_objects(
     Ok(Dropped { objects: excess, bytes: before.bytes - after.bytes })
 }
 
-/// Copies what lies beyond the first `slots` into free ones of these, and enters it into the index. What
-/// cannot be read is lost.
+/// Copies the objects beyond the first `slots` to free slots below, and records them in the index.
+/// Unreadable objects are lost.
 fn move_objects(
     disk: &Arc<dyn Disk>,
     config: &DiskConfig,
     catalogue: &Catalogue,
     slots: Slot,
 ) -> io::Result<Dropped> {
-    const BYTES_AT_A_TIME: usize = 32 << 20;
+    const CHUNK_BYTES: usize = 32 << 20;
     let layout = config.layout();
     let mut free = (0..slots).filter(|slot| !catalogue.is_present(*slot));
     let beyond = (slots..catalogue.slots()).filter(|slot| catalogue.is_present(*slot));
@@ -88,7 +88,7 @@ fn move_objects(
         beyond.map(|from| (from, free.next().expect("so many were dropped"))).collect();
     let mut lost = Dropped::default();
     let mut entries: BTreeMap<u32, Vec<u8>> = BTreeMap::new();
-    let at_a_time = (BYTES_AT_A_TIME as u64 / layout.slot_bytes()).max(1) as usize;
+    let at_a_time = (CHUNK_BYTES as u64 / layout.slot_bytes()).max(1) as usize;
     for moves in moves.chunks(at_a_time) {
         let read = |(from, _): &(Slot, Slot)| {
             let length = catalogue.length(*from) as usize;
@@ -127,7 +127,7 @@ fn move_objects(
     Ok(lost)
 }
 
-/// Writes blocks of the index, and makes them durable.
+/// Writes blocks of the index and makes them durable.
 fn write_blocks(
     disk: &Arc<dyn Disk>,
     changed: impl Iterator<Item = (u32, Vec<u8>)>,

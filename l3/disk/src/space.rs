@@ -1,4 +1,4 @@
-//! The room on a file system.
+//! Free space on a file system.
 
 use std::fs::File;
 use std::io;
@@ -7,13 +7,13 @@ use std::path::Path;
 
 use rustix::fs::{fstatvfs, statvfs};
 
-/// What a store on the file system of `folder` leaves free there if nobody says otherwise: a twentieth of
-/// it, which is at least 1 GiB and at most 16 GiB, but never more than a quarter.
+/// Default reserve for a store in `folder`: a twentieth of the file system, at least 1 GiB and at
+/// most 16 GiB, but never more than a quarter.
 ///
 /// # Errors
-/// When the system does not tell how large the file system is.
+/// If the size of the file system is unknown.
 pub fn usual_reserve_bytes(folder: &Path) -> io::Result<u64> {
-    // The folder is made when the store is opened; the file system is there.
+    // The folder may not exist before the store is opened; the file system does.
     let there = folder.ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("."));
     let system = statvfs(there)?;
     Ok(usual_reserve_of(system.f_blocks.saturating_mul(system.f_frsize)))
@@ -23,8 +23,8 @@ fn usual_reserve_of(total_bytes: u64) -> u64 {
     (total_bytes / 20).clamp(1 << 30, 16 << 30).min(total_bytes / 4)
 }
 
-/// How many bytes are free for this user on the file system of `file`, less those that the file has been
-/// promised and does not have yet.
+/// Free bytes for this user on the file system of `file`, minus those reserved for the file but not
+/// yet allocated.
 pub(super) fn available(file: &File) -> Option<u64> {
     let system = fstatvfs(file).ok()?;
     let file = file.metadata().ok()?;
@@ -56,13 +56,13 @@ mod tests {
     }
 
     #[test]
-    fn what_a_file_was_promised_is_not_free_any_more() {
+    fn reserved_space_is_not_free() {
         let folder = tempfile::tempdir().unwrap();
         let file = File::create(folder.path().join("sparse")).unwrap();
         let free = available(&file).unwrap();
         let promised = free / 2;
         file.set_len(promised).unwrap();
-        // Others write and delete on the same disk meanwhile.
+        // Other processes write and delete on the same disk meanwhile.
         assert!(available(&file).unwrap() < free - promised / 2);
     }
 }

@@ -16,7 +16,7 @@ use super::engine::join;
 use super::files::FileDisk;
 use super::io::{Direction, Disk, DiskFile, Parts, Transfer};
 use super::open::{DiskConfig, OpenError, Opening, read_index};
-use super::transfer::{Arrival, Batch, transfer_error, write_parts};
+use super::transfer::{BatchResults, ObjectRead, transfer_error, write_parts};
 use terrace_l3::backend::{
     Catalogue, InFlight, NamespaceShare, Registry, Reserved, Slot, Ticket, Traffic, leases_max,
 };
@@ -26,29 +26,29 @@ use terrace_l3::{
     TierStats,
 };
 
-/// A store on disk. Clones are the same store; when the last one goes, everything is made durable.
+/// A store on disk. Clones are the same store; dropping the last one makes everything durable.
 #[derive(Clone, Debug)]
 pub struct DiskStore {
-    handle: Arc<Handle>,
+    handle: Arc<OpenStore>,
 }
 
-/// What keeps a store open.
+/// Keeps a store open.
 #[derive(Debug)]
-struct Handle {
-    core: Arc<Core>,
+struct OpenStore {
+    core: Arc<DiskCore>,
     in_flight: InFlight,
     committer: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What transfers and the committer share.
+/// State shared by transfers and the committer.
 #[derive(Debug)]
-pub(super) struct Core {
+pub(super) struct DiskCore {
     pub(super) config: DiskConfig,
     pub(super) disk: Arc<dyn Disk>,
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<DiskState>,
     pub(super) round_wanted: Condvar,
     pub(super) progress: watch::Sender<Progress>,
-    /// Something ended that may have kept a slot.
+    /// Notified when a slot may have become available.
     changed: Notify,
     pub(super) commits: AtomicU64,
     pub(super) disk_full: AtomicU64,
@@ -61,37 +61,37 @@ pub(super) struct Core {
 }
 
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct DiskState {
     pub(super) catalogue: Catalogue,
-    /// Objects that were stored since the last round.
+    /// Objects stored since the last commit.
     pub(super) fresh: Vec<Slot>,
-    /// Objects that were replaced since the last round.
+    /// Objects replaced since the last commit.
     pub(super) superseded: Vec<Slot>,
-    /// Objects that a former round has made replaceable.
+    /// Objects to remove from the index with the next commit.
     pub(super) tombs: Vec<Slot>,
-    /// Objects that were pinned or unpinned since the last round.
+    /// Objects pinned or unpinned since the last commit.
     pub(super) repinned: Vec<Slot>,
-    /// How many slots there may be; less than configured when the disk is full.
+    /// Maximum number of slots; less than configured when the disk is full.
     pub(super) slots_max: Slot,
     pub(super) growth_error: Option<StoreError>,
-    /// Somebody waits for a round.
+    /// A caller waits for a commit.
     pub(super) wants_round: bool,
-    /// Somebody waits for a free slot.
+    /// A put waits for a free slot.
     pub(super) wants_room: bool,
-    /// The last handle is gone.
+    /// The last handle was dropped.
     pub(super) closing: bool,
     /// New calls are refused.
     closed: bool,
-    /// The number of rounds that have begun.
+    /// Number of commits started.
     pub(super) rounds_begun: u64,
-    /// The committer has nothing to do and has not been told otherwise.
+    /// The committer is idle and has not been notified.
     pub(super) committer_sleeps: bool,
-    /// How often it has looked whether there is something to do.
+    /// How often the committer has checked for work.
     #[cfg(test)]
-    pub(super) committer_looks: u64,
+    pub(super) committer_polls: u64,
 }
 
-impl State {
+impl DiskState {
     pub(super) fn is_dirty(&self) -> bool {
         !self.fresh.is_empty()
             || !self.superseded.is_empty()
@@ -100,7 +100,7 @@ impl State {
             || self.catalogue.doomed() > 0
     }
 
-    /// The object in `slot` has another pin than before.
+    /// Records that a pin of the object in `slot` has changed.
     fn note_pin(&mut self, slot: Slot, pin: Pin) {
         if let Pin::Hard(_) = pin {
             self.repinned.push(slot);
@@ -112,47 +112,48 @@ impl State {
     }
 }
 
-/// What a slot was asked for.
-enum Taken {
-    Slot(Writing),
-    /// The object is there already.
+/// Result of reserving a slot for a put.
+enum SlotRequest {
+    Slot(SlotWrite),
+    /// The object is present.
     Nothing,
     NoRoom(Put),
 }
 
-/// An object that has a slot and is to be written.
-struct Writing {
+/// An object that has a slot and is about to be written.
+struct SlotWrite {
     put: Put,
     slot: Slot,
-    /// Its place in the batch.
+    /// Index in the batch.
     number: usize,
     ticket: Ticket,
 }
 
-/// Objects are written when so many bytes have slots: the disk works while the next are prepared.
+/// Number of reserved bytes at which writing starts: the disk works while further objects are
+/// prepared.
 const START_BYTES: usize = 1 << 20;
 
 impl DiskStore {
     /// Opens the store in `config.path`, or creates it.
     ///
     /// # Errors
-    /// When the directory cannot be used, is in use, or holds a store of another kind.
+    /// If the directory cannot be used, is in use, or holds a store of another kind.
     pub fn open(config: DiskConfig) -> Result<Self, OpenError> {
         config.slots()?;
         let disk = FileDisk::open(&config.path, config.io, config.depth)?;
         Self::open_on(Arc::new(disk), config)
     }
 
-    /// Opens the store on a disk of the caller's; `config.path` is only what errors call it.
+    /// Opens the store on the given disk; errors name it by `config.path`.
     ///
     /// # Errors
-    /// When the disk cannot be used or holds a store of another kind.
+    /// If the disk cannot be used or holds a store of another kind.
     pub fn open_on(disk: Arc<dyn Disk>, config: DiskConfig) -> Result<Self, OpenError> {
         let (catalogue, opening) = read_index(&disk, &config)?;
         let slots = catalogue.slots();
-        let core = Arc::new(Core {
+        let core = Arc::new(DiskCore {
             disk,
-            state: Mutex::new(State {
+            state: Mutex::new(DiskState {
                 catalogue,
                 fresh: Vec::new(),
                 superseded: Vec::new(),
@@ -167,7 +168,7 @@ impl DiskStore {
                 rounds_begun: 0,
                 committer_sleeps: false,
                 #[cfg(test)]
-                committer_looks: 0,
+                committer_polls: 0,
             }),
             round_wanted: Condvar::new(),
             progress: watch::Sender::new(Progress::default()),
@@ -192,30 +193,30 @@ impl DiskStore {
         let commit = std::thread::Builder::new().name("terrace-commit".to_owned()).spawn({
             let core = core.clone();
             move || {
-                // Whoever waits for a round must hear that there will be none.
+                // Waiters must learn that there will be no more commits.
                 if catch_unwind(AssertUnwindSafe(|| core.commit_rounds())).is_err() {
-                    core.break_down(&io::Error::other("the thread that does it has panicked"));
+                    core.stop_commits(&io::Error::other("the thread that does it has panicked"));
                 }
             }
         });
         let unusable = |error| OpenError::Directory { path: core.config.path.clone(), error };
         let committer = Mutex::new(Some(commit.map_err(unusable)?));
         let in_flight = InFlight::default();
-        Ok(Self { handle: Arc::new(Handle { core, in_flight, committer }) })
+        Ok(Self { handle: Arc::new(OpenStore { core, in_flight, committer }) })
     }
 
-    /// What opening it came to.
+    /// Effects of opening the store.
     #[must_use]
     pub fn opening(&self) -> Opening {
         self.core().opening
     }
 
-    /// The owner is there: its pins count until it is [let go](Self::let_go).
+    /// Marks the owner as connected: its pins last until it is [let go](Self::let_go).
     pub fn hold(&self, owner: Owner) {
         self.core().state.lock().catalogue.hold(owner);
     }
 
-    /// The owner is gone: its pins count for so long, unless it comes back.
+    /// Marks the owner as disconnected: its pins last for `patience`, unless it returns.
     pub fn let_go(&self, owner: Owner, patience: Duration) {
         let until_ms = self.core().now_ms().saturating_add(patience.as_millis() as u64);
         self.core().state.lock().catalogue.let_go(owner, until_ms);
@@ -226,27 +227,27 @@ impl DiskStore {
         self.core().state.lock().catalogue.set_shares(shares);
     }
 
-    /// The payload's length, if the object is there.
+    /// Length of the payload, if the object is present.
     pub(crate) fn length(&self, id: &ObjectId) -> Option<usize> {
         let state = self.core().state.lock();
         state.catalogue.find(id).map(|slot| state.catalogue.length(slot) as usize)
     }
 
-    /// Whether any generation of the object is there, or being written.
+    /// Returns true if any generation of the object is present or being written.
     pub(crate) fn knows(&self, id: &ObjectId) -> bool {
         self.core().state.lock().catalogue.knows(id)
     }
 
-    /// Whether a removal would be refused, and why.
+    /// Returns the error with which a removal would be refused, if any.
     pub(crate) fn check_removal(&self, id: &ObjectId, removal: Removal) -> Result<(), StoreError> {
         let now_ms = self.core().now_ms();
         self.core().state.lock().catalogue.check_removal(id, removal, now_ms).map(drop)
     }
 
-    /// Reads objects and answers their verified headers.
+    /// Reads objects and returns their verified headers.
     pub(crate) fn fetch(&self, gets: Vec<Get>) -> Answer<'_, Results<Header>> {
         Box::pin(async move {
-            let (batch, results) = Batch::new(gets.len());
+            let (batch, results) = BatchResults::new(gets.len());
             let mut transfers = Vec::new();
             for (number, get) in gets.into_iter().enumerate() {
                 match self.start_get(get, number, &batch) {
@@ -268,10 +269,10 @@ impl DiskStore {
         &self,
         get: Get,
         number: usize,
-        batch: &Arc<Batch<Header>>,
+        batch: &Arc<BatchResults<Header>>,
     ) -> Result<Transfer, StoreError> {
         let core = self.core().clone();
-        // Before it is asked whether the store is open: a shutdown waits for whoever was told so.
+        // Before the check: a shutdown waits for every call that found the store open.
         let ticket = self.handle.in_flight.begin();
         core.registry.check_get(&get)?;
         let (slot, length) = {
@@ -286,7 +287,7 @@ impl DiskStore {
             }
             (slot, length)
         };
-        let (arrival, parts, copied) = Arrival::new(get);
+        let (arrival, parts, copied) = ObjectRead::new(get);
         Traffic::count(&core.bounced_bytes, copied);
         let offset = core.config.layout().slot_offset(slot);
         let batch = batch.clone();
@@ -295,7 +296,7 @@ impl DiskStore {
             let result = match result {
                 Ok(()) => arrival.verify(parts).map_err(StoreError::Corrupt),
                 Err(error) => {
-                    // The page is back before anybody is told.
+                    // Return the page before the result is reported.
                     drop((arrival, parts));
                     Err(transfer_error("reading an object", &error))
                 }
@@ -309,14 +310,14 @@ impl DiskStore {
         Ok(Transfer::new(Direction::Read, DiskFile::Data, offset, parts, done))
     }
 
-    /// Takes a slot for an object.
+    /// Reserves a slot for an object.
     fn reserve(
         &self,
         put: Put,
         pin: Option<Pin>,
         number: usize,
-        batch: &Batch<Stored>,
-    ) -> Result<Taken, StoreError> {
+        batch: &BatchResults<Stored>,
+    ) -> Result<SlotRequest, StoreError> {
         let core = self.core();
         let ticket = self.handle.in_flight.begin();
         core.registry.check_put(&put)?;
@@ -325,25 +326,25 @@ impl DiskStore {
             return Err(StoreError::TooLarge { bytes, max });
         }
         Ok(match core.try_reserve(&put.id, bytes as u32, pin)? {
-            Reserved::Slot(slot) => Taken::Slot(Writing { put, slot, number, ticket }),
+            Reserved::Slot(slot) => SlotRequest::Slot(SlotWrite { put, slot, number, ticket }),
             Reserved::AlreadyThere(_) => {
                 core.traffic.put(&Ok(Stored::AlreadyThere), bytes);
                 batch.set(number, Ok(Stored::AlreadyThere));
-                Taken::Nothing
+                SlotRequest::Nothing
             }
-            Reserved::NoSlot => Taken::NoRoom(put),
+            Reserved::NoSlot => SlotRequest::NoRoom(put),
         })
     }
 
-    /// Starts to write objects whose slots were taken together, and so lie side by side more often than not.
-    fn start_puts(&self, writings: Vec<Writing>, batch: &Arc<Batch<Stored>>) {
+    /// Starts to write objects whose slots were reserved together and are mostly adjacent.
+    fn start_puts(&self, writings: Vec<SlotWrite>, batch: &Arc<BatchResults<Stored>>) {
         let transfer = |writing| self.put_transfer(writing, batch.clone());
         self.core().disk.start(writings.into_iter().map(transfer).collect());
     }
 
-    fn put_transfer(&self, writing: Writing, batch: Arc<Batch<Stored>>) -> Transfer {
+    fn put_transfer(&self, writing: SlotWrite, batch: Arc<BatchResults<Stored>>) -> Transfer {
         let core = self.core().clone();
-        let Writing { put, slot, number, ticket } = writing;
+        let SlotWrite { put, slot, number, ticket } = writing;
         let length = put.source.len();
         let header = put.header();
         let (parts, copied) = write_parts(&header, put.source);
@@ -364,12 +365,12 @@ impl DiskStore {
         Transfer::new(Direction::Write, DiskFile::Data, offset, parts, done)
     }
 
-    fn core(&self) -> &Arc<Core> {
+    fn core(&self) -> &Arc<DiskCore> {
         &self.handle.core
     }
 }
 
-impl Core {
+impl DiskCore {
     fn try_reserve(
         &self,
         id: &ObjectId,
@@ -388,9 +389,9 @@ impl Core {
         Ok(reserved)
     }
 
-    /// Waits until there may be a free slot.
+    /// Waits until a slot may be free.
     async fn room(&self, deadline: Instant) -> Result<(), StoreError> {
-        /// Leases end without telling anybody.
+        /// Interval of checks for leases that have expired, which nothing reports.
         const LEASE_CHECK: Duration = Duration::from_millis(50);
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
@@ -413,7 +414,7 @@ impl Core {
                     return Err(StoreError::Full);
                 }
             }
-            // All slots are being written or read; one that is not any more can be evicted.
+            // All slots are being written or read; the first to be released can be evicted.
             let _ = tokio::time::timeout(LEASE_CHECK, changed).await;
         }
     }
@@ -444,11 +445,11 @@ impl Core {
         self.note_change(state);
     }
 
-    /// Tells whoever waits for room that something is different, and the committer if it sleeps and has
-    /// something to do. Wakers may run anything, so it happens outside of the lock.
-    fn note_change(&self, mut state: MutexGuard<'_, State>) {
+    /// Notifies puts that wait for room, and the committer if it is idle and has work. Wakers may
+    /// run arbitrary code, so it happens outside the lock.
+    fn note_change(&self, mut state: MutexGuard<'_, DiskState>) {
         let wakes = state.committer_sleeps && state.is_dirty();
-        // Once is enough.
+        // One notification is enough.
         state.committer_sleeps &= !wakes;
         drop(state);
         if wakes {
@@ -457,15 +458,15 @@ impl Core {
         self.changed.notify_waiters();
     }
 
-    /// Asks for a round and answers its number: it takes along everything that has happened so far.
-    fn want_round(&self, state: &mut State) -> u64 {
+    /// Requests a commit and returns its number. It includes all changes so far.
+    fn want_round(&self, state: &mut DiskState) -> u64 {
         state.wants_round = true;
         self.round_wanted.notify_all();
-        // What is replaced leaves the index one round after that.
+        // Replaced objects leave the index one commit later.
         state.rounds_begun + 1 + u64::from(!state.superseded.is_empty())
     }
 
-    /// Waits until everything so far is durable.
+    /// Waits until all changes so far are durable.
     async fn flush(&self) -> Result<(), StoreError> {
         let round = {
             let state = &mut *self.state.lock();
@@ -494,11 +495,11 @@ impl Core {
         }
     }
 
-    /// Does the same to each object, and tells whoever waits for room.
+    /// Applies an operation to each object, and notifies puts that wait for room.
     fn each<'a, T: Send>(
         &'a self,
         ids: &'a [ObjectId],
-        mut change: impl FnMut(&mut State, &ObjectId) -> Result<T, StoreError> + Send + 'a,
+        mut change: impl FnMut(&mut DiskState, &ObjectId) -> Result<T, StoreError> + Send + 'a,
     ) -> Answer<'a, Results<T>> {
         Box::pin(async move {
             let mut state = self.state.lock();
@@ -542,19 +543,19 @@ impl Store for DiskStore {
     fn put_from(&self, puts: Vec<Put>, options: PutOptions) -> Answer<'_, Results<Stored>> {
         Box::pin(async move {
             let core = self.core();
-            let (batch, results) = Batch::new(puts.len());
+            let (batch, results) = BatchResults::new(puts.len());
             let wait = Duration::from_millis(core.config.full_wait_ms);
             let mut deadline = None;
-            // Empty whenever something is waited for: nobody would give the slots back if the caller left then.
+            // Empty at every await: if the caller left then, the slots would not be released.
             let mut writings = Vec::new();
             let mut ready_bytes = 0;
             for (number, mut put) in puts.into_iter().enumerate() {
                 let taken = loop {
                     match self.reserve(put, options.pin, number, &batch) {
-                        Ok(Taken::NoRoom(waiting)) => {
-                            // Those before it may be what it waits for.
+                        Ok(SlotRequest::NoRoom(waiting)) => {
+                            // The wait may be for slots of these very writes.
                             self.start_puts(std::mem::take(&mut writings), &batch);
-                            // Those that find no room in time are not followed by more waiting.
+                            // One deadline for the whole batch.
                             let until = *deadline.get_or_insert_with(|| Instant::now() + wait);
                             match core.room(until).await {
                                 Ok(()) => put = waiting,
@@ -565,12 +566,12 @@ impl Store for DiskStore {
                     }
                 };
                 match taken {
-                    Ok(Taken::Slot(writing)) => {
+                    Ok(SlotRequest::Slot(writing)) => {
                         deadline = None;
                         ready_bytes += writing.put.source.len();
                         writings.push(writing);
                     }
-                    Ok(Taken::Nothing | Taken::NoRoom(_)) => {}
+                    Ok(SlotRequest::Nothing | SlotRequest::NoRoom(_)) => {}
                     Err(error) => {
                         let failed = Err(error);
                         core.traffic.put(&failed, 0);
@@ -665,7 +666,7 @@ impl Store for DiskStore {
     }
 }
 
-impl Drop for Handle {
+impl Drop for OpenStore {
     fn drop(&mut self) {
         self.in_flight.none_blocking();
         self.core.state.lock().closing = true;
@@ -681,9 +682,9 @@ mod tests {
     use super::*;
     use terrace_cache::PageKey;
 
-    /// Whoever only asks has nothing for the committer to do.
+    /// Lookups give the committer no work.
     #[tokio::test]
-    async fn questions_let_the_committer_sleep() {
+    async fn lookups_let_the_committer_sleep() {
         let folder = tempfile::tempdir().unwrap();
         let store = DiskStore::open(DiskConfig::new(folder.path(), 1 << 20, 4096)).unwrap();
         let arena = Arena::new(1, 4096).unwrap();
@@ -696,14 +697,14 @@ mod tests {
         while !core.state.lock().committer_sleeps {
             tokio::task::yield_now().await;
         }
-        let looks = core.state.lock().committer_looks;
+        let looks = core.state.lock().committer_polls;
         for _ in 0..1000 {
             let there = store.exists(&[id], ExistsOptions::default()).await.remove(0).unwrap();
             assert!(there.is_present());
             let get = Get::new(id, arena.target(0).unwrap());
             store.get_into(vec![get], GetOptions::default()).await.remove(0).unwrap();
         }
-        assert_eq!(core.state.lock().committer_looks, looks);
+        assert_eq!(core.state.lock().committer_polls, looks);
         let rounds = core.progress.borrow().rounds;
         store.remove(&[id], Removal::Forced).await.remove(0).unwrap();
         while core.progress.borrow().rounds == rounds {

@@ -1,4 +1,4 @@
-//! Transfers by threads that block: for kernels without io_uring.
+//! IO engine with blocking threads, for kernels without io_uring.
 
 #![allow(unsafe_code)]
 
@@ -17,35 +17,35 @@ use super::joined::Joined;
 
 #[derive(Debug)]
 pub(super) struct Threads {
-    queue: Arc<Queue>,
+    queue: Arc<TransferQueue>,
     workers: Vec<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct Queue {
+struct TransferQueue {
     data: File,
     index: File,
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<QueuedTransfers>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Waiting {
+struct QueuedTransfers {
     joined: VecDeque<Joined>,
     closed: bool,
 }
 
 impl Threads {
     pub(super) fn new(data: File, index: File, depth: usize) -> io::Result<Self> {
-        let waiting = Mutex::new(Waiting::default());
-        let queue = Arc::new(Queue { data, index, waiting, changed: Condvar::new() });
+        let waiting = Mutex::new(QueuedTransfers::default());
+        let queue = Arc::new(TransferQueue { data, index, waiting, changed: Condvar::new() });
         let work = |number: usize| {
             let queue = queue.clone();
             std::thread::Builder::new()
                 .name(format!("terrace-disk-{number}"))
                 .spawn(move || queue.work())
         };
-        // If one fails, dropping those before it ends them.
+        // If one fails to start, dropping this ends the others.
         let mut threads = Self { queue: queue.clone(), workers: Vec::new() };
         for number in 0..depth {
             threads.workers.push(work(number)?);
@@ -69,7 +69,7 @@ impl Drop for Threads {
     }
 }
 
-impl Queue {
+impl TransferQueue {
     fn work(&self) {
         loop {
             let mut waiting = self.waiting.lock();
@@ -97,9 +97,9 @@ impl Queue {
             DiskFile::Index => &self.index,
         };
         let mut vectors = joined.vectors();
-        // SAFETY: an `IoVector` has the layout of the slices that rustix wants, which have that of
-        // the kernel's `iovec`. The memory is the transfers' until they are finished, and it is
-        // written to in reads only.
+        // SAFETY: an `IoVector` has the layout of the slices that rustix expects, which is that of
+        // the kernel's `iovec`. The transfers own the memory until they are finished, and only
+        // reads write to it.
         let moved = retry_on_intr(|| unsafe {
             let (start, count) = (vectors.as_mut_ptr(), vectors.len());
             match joined.direction() {

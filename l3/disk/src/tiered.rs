@@ -1,11 +1,12 @@
-//! Memory over disk: what is stored goes to both, what is read comes from memory if it can.
+//! Memory over disk: objects are stored in both, and read from memory if possible.
 //!
-//! The disk has the say about what there is, and memory is a copy of a part of it. Everything that
-//! changes both changes the disk first, then revokes promotions under way, then changes memory: so no
-//! promotion brings back what was removed or replaced meanwhile (see [`Board::revoke`]). Only new objects may be in memory
-//! first, if that is wanted, and what changes them waits until they are on disk (`write_behind.rs`).
+//! The disk is authoritative, and memory caches a part of it. Every change of both tiers changes
+//! the disk first, then revokes active promotions, then changes memory: so no promotion restores an
+//! object that was removed or replaced meanwhile (see [`Board::revoke`]). Only new objects may be
+//! in memory first, if so configured; changes to them wait until they are on disk
+//! (`write_behind.rs`).
 
-pub mod holding;
+mod lending;
 mod walk;
 mod write_behind;
 
@@ -16,11 +17,13 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use self::walk::{FromDisk, Numbered, Reading};
+use self::walk::{FromDisk, Numbered, TierReader};
 use self::write_behind::WriteBehind;
 pub use self::write_behind::WriteBehindStats;
 use crate::DiskStore;
-use crate::promotion::{Board, Crew, Ending, PromotionConfig, PromotionStats, Ticket};
+use crate::promotion::{
+    Board, PromotionConfig, PromotionOutcome, PromotionStats, PromotionTicket, PromotionWorkers,
+};
 use terrace_l3::backend::{NamespaceShare, either, merge, split};
 use terrace_l3::{
     Answer, Arena, ExistsOptions, Get, GetOptions, MemoryStore, ObjectId, Owner, Pin, Place,
@@ -28,56 +31,57 @@ use terrace_l3::{
     StoreStats, Stored,
 };
 
-/// How two tiers work together.
+/// Configuration of two tiers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TieredConfig {
-    /// Moves from disk to memory.
+    /// Promotions from disk to memory.
     pub promotion: PromotionConfig,
-    /// Whether new objects count as stored as soon as memory has them, and are written to disk later. Those that have not
-    /// been written are lost with the process. They are written when nobody stores or loads, at the latest a quarter of a
-    /// second later. Puts that are durable or pin wait for the disk all the same.
+    /// Acknowledge new objects as soon as they are in memory, and write them to disk later: when no
+    /// call stores or loads, at the latest after a quarter of a second. Objects that have not been
+    /// written are lost with the process. Puts that are durable or pin their objects wait for the
+    /// disk all the same.
     pub write_behind: bool,
 }
 
 /// A store in memory over one on disk. Clones are the same store.
 #[derive(Clone, Debug)]
 pub struct TieredStore {
-    shared: Arc<Shared>,
+    shared: Arc<TieredCore>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct TieredCore {
     memory: MemoryStore,
     disk: DiskStore,
     config: TieredConfig,
     board: Board,
-    crew: Crew,
+    crew: PromotionWorkers,
     behind: WriteBehind,
     gets_from_memory: AtomicU64,
     gets_after_waiting: AtomicU64,
     gets_from_disk: AtomicU64,
     waits_expired: AtomicU64,
-    /// Promotions go from disk straight into the memory store's slots.
+    /// Registration of the memory store's slots with the disk: promotions read directly into them.
     _slots: Registration,
 }
 
 impl TieredStore {
-    /// `memory` over `disk`. Both must not be used directly from then on.
+    /// Combines `memory` and `disk`. Neither may be used directly afterwards.
     ///
     /// # Errors
-    /// When they are tiers of a store already.
+    /// If one of them is a tier of another store already.
     pub fn new(
         memory: MemoryStore,
         disk: DiskStore,
         config: TieredConfig,
     ) -> Result<Self, StoreError> {
         let slots = disk.register(memory.arena())?;
-        let crew = Crew::new(config.promotion.workers, {
+        let crew = PromotionWorkers::new(config.promotion.workers, {
             let (memory, disk) = (memory.clone(), disk.clone());
             move |ticket| promote(memory.clone(), disk.clone(), ticket)
         });
-        let shared = Shared {
+        let shared = TieredCore {
             behind: WriteBehind::new(config.write_behind, memory.clone(), disk.clone()),
             memory,
             disk,
@@ -93,13 +97,13 @@ impl TieredStore {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// The owner is there: its pins count until it is [let go](Self::let_go).
+    /// Marks the owner as connected: its pins last until it is [let go](Self::let_go).
     pub fn hold(&self, owner: Owner) {
         self.shared.memory.hold(owner);
         self.shared.disk.hold(owner);
     }
 
-    /// The owner is gone: its pins count for so long, unless it comes back.
+    /// Marks the owner as disconnected: its pins last for `patience`, unless it returns.
     pub fn let_go(&self, owner: Owner, patience: Duration) {
         self.shared.memory.let_go(owner, patience);
         self.shared.disk.let_go(owner, patience);
@@ -111,7 +115,7 @@ impl TieredStore {
         self.shared.disk.set_shares(shares);
     }
 
-    /// How moves from disk to memory went.
+    /// Statistics of promotions.
     #[must_use]
     pub fn promotion_stats(&self) -> PromotionStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -141,7 +145,7 @@ impl Store for TieredStore {
     }
 
     fn put_from(&self, puts: Vec<Put>, options: PutOptions) -> Answer<'_, Results<Stored>> {
-        // A put that is given up half-way would leave the tiers at odds, so it is not.
+        // In a task, since a put that is cancelled half-way would leave the tiers inconsistent.
         let (shared, count) = (self.shared.clone(), puts.len());
         Box::pin(async move {
             let put = tokio::spawn(async move { shared.put(puts, options).await });
@@ -160,7 +164,7 @@ impl Store for TieredStore {
         Box::pin(async move {
             let _claim = self.shared.behind.claim(ids.iter()).await;
             let on_disk = self.shared.disk.pin(ids, pin).await;
-            // Memory need not know of a pin that is in the way.
+            // Memory is not asked for objects whose pin the disk has refused.
             let mut refused = on_disk.iter().map(|pinned| *pinned == Err(StoreError::Pinned));
             let (asked, refused) = split(ids.to_vec(), |_| refused.next() == Some(true));
             let in_memory = self.shared.memory.pin(&asked, pin).await;
@@ -209,14 +213,14 @@ impl Store for TieredStore {
     }
 }
 
-impl Shared {
+impl TieredCore {
     async fn exists(&self, ids: &[ObjectId], options: ExistsOptions) -> Results<Presence> {
         if !options.prefetch_to_memory {
-            return self.look_for(ids, options).await;
+            return self.lookup(ids, options).await;
         }
         let mut results = Vec::with_capacity(ids.len());
         for chunk in ids.chunks(self.config.promotion.chunk_keys.max(1) as usize) {
-            let found = self.look_for(chunk, options).await;
+            let found = self.lookup(chunk, options).await;
             let now = Instant::now();
             let on_disk = chunk.iter().zip(&found).filter(|(_, presence)| match presence {
                 Ok(Presence::Present(Place::Disk)) => true,
@@ -225,8 +229,8 @@ impl Shared {
             let tickets: Vec<_> =
                 on_disk.filter_map(|(id, _)| self.board.trigger(*id, now)).collect();
             if !tickets.is_empty() {
-                self.crew.take_up(tickets);
-                // On a runtime of a single thread they begin only if this task lets them.
+                self.crew.enqueue(tickets);
+                // On a single-threaded runtime, the promotions start only if this task yields.
                 tokio::task::yield_now().await;
             }
             results.extend(found);
@@ -234,7 +238,7 @@ impl Shared {
         results
     }
 
-    async fn look_for(&self, ids: &[ObjectId], options: ExistsOptions) -> Results<Presence> {
+    async fn lookup(&self, ids: &[ObjectId], options: ExistsOptions) -> Results<Presence> {
         let options = ExistsOptions { prefetch_to_memory: false, ..options };
         let mut results = self.memory.exists(ids, options).await;
         let absent = |number: &usize| !results[*number].as_ref().is_ok_and(|it| it.is_present());
@@ -258,13 +262,13 @@ impl Shared {
         let (mut numbers, mut left) = (Vec::new(), Vec::new());
         for (number, put) in puts.into_iter().enumerate() {
             let taken = self.behind.take(&put, &mut unwritten);
-            // What is not taken is answered below.
+            // Objects that memory did not take are answered below.
             results.push(Ok(taken.unwrap_or(Stored::New)));
             if taken.is_none() {
                 numbers.push(number);
                 left.push(put);
             }
-            // Copying takes a while, and others want their turn.
+            // Copying takes time; let other tasks run.
             tokio::task::yield_now().await;
         }
         drop(stores);
@@ -288,12 +292,13 @@ impl Shared {
             let id = copy.id;
             let copies_it = match &results[number] {
                 Ok(Stored::New) => true,
-                // These bytes were not looked at, so they are not what memory may hand out.
+                // Memory must not publish these bytes, which were not compared with the stored
+                // ones.
                 Ok(Stored::AlreadyThere) => false,
                 // Without the disk, lower generations could still be read from there.
-                Err(error) => memory_may_stand_in(&id, options, error),
+                Err(error) => may_be_in_memory_only(&id, options, error),
             };
-            // A put that only failed to become durable has replaced them just the same.
+            // A put that only failed to become durable has replaced them all the same.
             if id.generation > 0 && (results[number].is_ok() || self.disk.length(&id).is_some()) {
                 self.board.revoke_lower(&id);
                 self.memory.supersede(&id);
@@ -308,13 +313,14 @@ impl Shared {
         for ((number, id), copied) in numbers.into_iter().zip(copied) {
             match copied {
                 Ok(stored) if results[number].is_err() => results[number] = Ok(stored),
-                // Removed or replaced before it was in memory: whoever did that found it on disk only.
+                // Removed or replaced before it was in memory, so the other call found it only on
+                // disk.
                 Ok(_) if self.disk.length(&id).is_none() => {
-                    take_back(&self.memory, &id).await;
+                    remove_stray(&self.memory, &id).await;
                 }
-                // Replaced by something that only memory has.
+                // Replaced by an object that only memory has.
                 Err(StoreError::Superseded { present }) => {
-                    take_back(&self.disk, &id).await;
+                    remove_stray(&self.disk, &id).await;
                     results[number] = Err(StoreError::Superseded { present });
                 }
                 Ok(_) | Err(_) => {}
@@ -338,11 +344,11 @@ impl Shared {
 
     async fn remove(&self, ids: &[ObjectId], removal: Removal) -> Results<()> {
         let _claim = self.behind.claim(ids.iter()).await;
-        // What either tier refuses stays in both.
+        // An object that either tier refuses to remove stays in both.
         let mut results: Results<()> = ids.iter().map(|id| self.check(id, removal)).collect();
         let numbers: Vec<usize> = (0..ids.len()).filter(|it| results[*it].is_ok()).collect();
         let allowed: Vec<ObjectId> = numbers.iter().map(|number| ids[*number]).collect();
-        // What was leased since does not stay in one of them.
+        // The check is done: a lease granted since then must not leave the object in one tier.
         let removal = if removal == Removal::Plain { Removal::Forced } else { removal };
         let on_disk = self.disk.remove(&allowed, removal).await;
         for ((number, id), on_disk) in numbers.into_iter().zip(allowed).zip(on_disk) {
@@ -351,7 +357,8 @@ impl Shared {
                     self.board.revoke(&id);
                     let id = std::slice::from_ref(&id);
                     match self.memory.remove(id, removal).await.remove(0) {
-                        // Nobody can have what is only being written, and its promotion is revoked.
+                        // An object that is only being written cannot be read, and its promotion is
+                        // revoked.
                         Err(StoreError::Missing | StoreError::BeingWritten) => on_disk,
                         in_memory => in_memory,
                     }
@@ -362,10 +369,10 @@ impl Shared {
         results
     }
 
-    /// Whether a removal may go ahead.
+    /// Returns the error with which a removal would be refused, if any.
     fn check(&self, id: &ObjectId, removal: Removal) -> Result<(), StoreError> {
         match self.memory.check_removal(id, removal) {
-            // What memory is about to hold is its promotion's, or another's whose put is under way.
+            // Memory is about to receive the object from its promotion, or from a concurrent put.
             Ok(()) | Err(StoreError::Missing | StoreError::BeingWritten) => {}
             Err(error) => return Err(error),
         }
@@ -377,11 +384,11 @@ impl Shared {
 }
 
 /// Reads into targets.
-struct Gets<'a>(&'a Shared);
+struct Gets<'a>(&'a TieredCore);
 
-impl Reading for Gets<'_> {
-    type Job = Get;
-    type Answer = Served;
+impl TierReader for Gets<'_> {
+    type Wanted = Get;
+    type Output = Served;
 
     fn id(get: &Get) -> ObjectId {
         get.id
@@ -393,7 +400,7 @@ impl Reading for Gets<'_> {
         waited: bool,
         answered: &mut Numbered<Result<Served, StoreError>>,
     ) -> Numbered<Get> {
-        let Shared { memory, .. } = self.0;
+        let TieredCore { memory, .. } = self.0;
         let (found, mut left): (Numbered<Get>, Numbered<Get>) =
             gets.into_iter().partition(|(_, get)| memory.contains(&get.id));
         let target = |(_, get): &(usize, Get)| {
@@ -410,8 +417,8 @@ impl Reading for Gets<'_> {
                     self.0.count_from_memory(waited);
                     answered.push((number, Ok(Served { place, waited })));
                 }
-                // Evicted just now, or damaged: the disk may have it. Its target was given back, so
-                // somebody else may have it by now.
+                // Evicted meanwhile, or damaged: the disk may have it. Its target was returned, so
+                // another caller may have it by now.
                 Err(error @ (StoreError::Missing | StoreError::Corrupt(_))) => {
                     match arena.target(page) {
                         Ok(target) => {
@@ -440,41 +447,47 @@ impl Reading for Gets<'_> {
     }
 }
 
-/// Carries one promotion out.
-async fn promote(memory: MemoryStore, disk: DiskStore, mut ticket: Ticket) {
+/// Performs one promotion.
+async fn promote(memory: MemoryStore, disk: DiskStore, mut ticket: PromotionTicket) {
     ticket.start();
-    let ending = move_up(&memory, &disk, &ticket).await;
+    let ending = copy_to_memory(&memory, &disk, &ticket).await;
     ticket.end(ending, Instant::now());
 }
 
-async fn move_up(memory: &MemoryStore, disk: &DiskStore, ticket: &Ticket) -> Ending {
+async fn copy_to_memory(
+    memory: &MemoryStore,
+    disk: &DiskStore,
+    ticket: &PromotionTicket,
+) -> PromotionOutcome {
     let id = ticket.id();
-    let Some(length) = disk.length(&id) else { return Ending::Vanished };
+    let Some(length) = disk.length(&id) else { return PromotionOutcome::Vanished };
     let mut slot = match memory.reserve(id, length, None) {
         Ok(Some(slot)) => slot,
-        Ok(None) | Err(StoreError::BeingWritten) => return Ending::AlreadyResident,
-        Err(StoreError::Full) => return Ending::NoMemory,
-        Err(StoreError::Superseded { .. }) => return Ending::Vanished,
-        Err(_) => return Ending::Failed,
+        Ok(None) | Err(StoreError::BeingWritten) => return PromotionOutcome::AlreadyResident,
+        Err(StoreError::Full) => return PromotionOutcome::NoMemory,
+        Err(StoreError::Superseded { .. }) => return PromotionOutcome::Vanished,
+        Err(_) => return PromotionOutcome::Failed,
     };
     let get = Get::new(id, slot.target());
     match disk.fetch(vec![get]).await.remove(0) {
-        Ok(header) if ticket.unless_revoked(|| slot.publish(&header, true)) => Ending::Done,
-        Ok(_) | Err(StoreError::Missing) => Ending::Vanished,
-        Err(_) => Ending::Failed,
+        Ok(header) if ticket.unless_revoked(|| slot.publish(&header, true)) => {
+            PromotionOutcome::Done
+        }
+        Ok(_) | Err(StoreError::Missing) => PromotionOutcome::Vanished,
+        Err(_) => PromotionOutcome::Failed,
     }
 }
 
-/// Removes from one tier what should not have got there.
-async fn take_back(tier: &dyn Store, id: &ObjectId) {
-    // It may be gone already.
+/// Removes an object that must not be in a tier.
+async fn remove_stray(tier: &dyn Store, id: &ObjectId) {
+    // The object may be gone already.
     let _ = tier.remove(std::slice::from_ref(id), Removal::Final).await;
 }
 
-/// Whether an object that the disk could not take is better kept in memory alone than not at all. With a
-/// higher generation in memory, lower ones could still be read from disk; and what somebody pins for good is
-/// not left to memory without a word when the disk fails.
-fn memory_may_stand_in(id: &ObjectId, options: PutOptions, error: &StoreError) -> bool {
+/// Returns true if an object that the disk could not take may be in memory only. Not for a higher
+/// generation, since lower ones could still be read from disk. Not for a pinned object, which must
+/// not depend on memory without an error when the disk fails.
+fn may_be_in_memory_only(id: &ObjectId, options: PutOptions, error: &StoreError) -> bool {
     if options.durable || id.generation > 0 {
         return false;
     }
@@ -499,7 +512,7 @@ fn memory_may_stand_in(id: &ObjectId, options: PutOptions, error: &StoreError) -
     }
 }
 
-/// The answers of both tiers as one.
+/// Merges the results of both tiers.
 fn both(on_disk: Results<()>, in_memory: Results<()>) -> Results<()> {
     on_disk.into_iter().zip(in_memory).map(|(disk, memory)| either(disk, memory)).collect()
 }

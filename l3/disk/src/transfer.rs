@@ -1,4 +1,4 @@
-//! Objects as transfers: which memory goes where, and what is checked when it has arrived.
+//! Mapping between objects and transfers, and verification of objects read.
 
 use std::io;
 use std::sync::Arc;
@@ -6,14 +6,14 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::io::{BLOCK_BYTES, Blocks, Owner, Part, Parts, is_aligned};
+use super::io::{BLOCK_BYTES, Blocks, BufferOwner, Part, Parts, is_aligned};
 use terrace_cache::PrefixDigest;
 use terrace_l3::{
     Get, HEADER_BYTES, Header, Mismatch, ObjectId, Results, Source, StoreError, Target,
 };
 
-/// The memory of a write: a header, the whole blocks straight from the source, and what remains.
-/// Answers also how many bytes had to be copied.
+/// Memory of a write: the header, whole blocks directly from the source, and a copied rest. Also
+/// returns the number of copied bytes.
 pub(super) fn write_parts(header: &Header, source: Source) -> (Parts, usize) {
     let mut parts = Parts::new();
     parts.push(Part::blocks(Blocks::holding(&header.encode())));
@@ -28,24 +28,24 @@ pub(super) fn write_parts(header: &Header, source: Source) -> (Parts, usize) {
     let rest = (whole < source.len()).then(|| Blocks::holding(&source[whole..]));
     let copied = source.len() - whole;
     if whole > 0 {
-        parts.push(Part::new(Owner::Source(source), whole));
+        parts.push(Part::new(BufferOwner::Source(source), whole));
     }
     parts.extend(rest.map(Part::blocks));
     (parts, copied)
 }
 
-/// An object on its way from disk.
-pub(super) struct Arrival {
+/// An object being read from disk.
+pub(super) struct ObjectRead {
     pub(super) id: ObjectId,
-    /// What it must be the KV of.
+    /// Prefix that it must be the KV of.
     prefix: Option<PrefixDigest>,
     /// The target, unless it is among the parts of the transfer.
     target: Option<Target>,
     length: usize,
 }
 
-impl Arrival {
-    /// The memory of a read. Answers also how many bytes will have to be copied.
+impl ObjectRead {
+    /// Memory of a read. Also returns the number of bytes that will have to be copied.
     pub(super) fn new(get: Get) -> (Self, Parts, usize) {
         let Get { id, target, prefix } = get;
         let length = target.len();
@@ -55,7 +55,7 @@ impl Arrival {
         parts.push(Part::blocks(Blocks::for_bytes(HEADER_BYTES)));
         let mut arrival = Self { id, prefix, target: None, length };
         if whole > 0 {
-            parts.push(Part::new(Owner::Target(target), whole));
+            parts.push(Part::new(BufferOwner::Target(target), whole));
         } else {
             arrival.target = Some(target);
         }
@@ -65,7 +65,7 @@ impl Arrival {
         (arrival, parts, length - whole)
     }
 
-    /// Puts the pieces together and checks all of it.
+    /// Assembles the object and verifies it.
     pub(super) fn verify(mut self, parts: Parts) -> Result<Header, Mismatch> {
         let mut parts = parts.into_iter();
         let header = parts.next().expect("the header comes first");
@@ -75,15 +75,15 @@ impl Arrival {
         let mut whole = 0;
         for part in parts {
             match part.owner {
-                Owner::Target(target) => {
+                BufferOwner::Target(target) => {
                     whole = target.len() / BLOCK_BYTES * BLOCK_BYTES;
                     self.target = Some(target);
                 }
-                Owner::Blocks(rest) => {
+                BufferOwner::Blocks(rest) => {
                     let target = self.target.as_mut().expect("the target comes before the rest");
                     rest.copy_to(&mut target[whole..]);
                 }
-                Owner::Source(_) => unreachable!("reads have no source"),
+                BufferOwner::Source(_) => unreachable!("reads have no source"),
             }
         }
         header.verify_payload(&self.target.expect("a read has a target"))?;
@@ -91,24 +91,24 @@ impl Arrival {
     }
 }
 
-/// The results of a batch, collected from whichever threads they come.
-pub(super) struct Batch<T> {
-    state: Mutex<BatchState<T>>,
+/// Results of a batch, collected from any threads.
+pub(super) struct BatchResults<T> {
+    state: Mutex<ResultSlots<T>>,
 }
 
-struct BatchState<T> {
+struct ResultSlots<T> {
     results: Vec<Option<Result<T, StoreError>>>,
     missing: usize,
     complete: Option<oneshot::Sender<Results<T>>>,
 }
 
-impl<T> Batch<T> {
-    /// A batch, and where its results will be.
+impl<T> BatchResults<T> {
+    /// Creates a batch and the receiver of its results.
     pub(super) fn new(length: usize) -> (Arc<Self>, oneshot::Receiver<Results<T>>) {
         let (complete, completed) = oneshot::channel();
         let results = (0..length).map(|_| None).collect();
         // One more until `seal`: a batch that is still being filled is not complete.
-        let state = BatchState { results, missing: length + 1, complete: Some(complete) };
+        let state = ResultSlots { results, missing: length + 1, complete: Some(complete) };
         (Arc::new(Self { state: Mutex::new(state) }), completed)
     }
 
@@ -119,24 +119,24 @@ impl<T> Batch<T> {
         Self::count_down(&mut state);
     }
 
-    /// Everything has been started.
+    /// Marks the batch as filled.
     pub(super) fn seal(&self) {
         Self::count_down(&mut self.state.lock());
     }
 
-    fn count_down(state: &mut BatchState<T>) {
+    fn count_down(state: &mut ResultSlots<T>) {
         state.missing -= 1;
         if state.missing == 0
             && let Some(complete) = state.complete.take()
         {
             let results = std::mem::take(&mut state.results);
-            // Nobody waits any more if the answer was dropped.
+            // The receiver may have been dropped.
             let _ = complete.send(results.into_iter().map(|result| result.expect("all")).collect());
         }
     }
 }
 
-/// What a failed transfer is to the caller: a short one means that the file does not hold the object.
+/// Error of a failed transfer. A short transfer means that the file does not hold the object.
 pub(super) fn transfer_error(during: &'static str, error: &io::Error) -> StoreError {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => StoreError::Corrupt(Mismatch::Length),

@@ -1,4 +1,4 @@
-//! Transfers by io_uring: callers submit, one thread per ring reaps.
+//! IO engine with io_uring: callers submit, one thread per ring reaps completions.
 
 #![allow(unsafe_code)]
 
@@ -20,41 +20,41 @@ use super::joined::Joined;
 
 #[derive(Debug)]
 pub(super) struct Uring {
-    rings: Vec<(Arc<Ring>, JoinHandle<()>)>,
+    rings: Vec<(Arc<KernelRing>, JoinHandle<()>)>,
     next: AtomicUsize,
 }
 
-struct Ring {
+struct KernelRing {
     kernel: IoUring,
     data: File,
     index: File,
     submission: Mutex<Submission>,
 }
 
-/// What only one thread at a time may do: fill the submission queue.
+/// Submission side of a ring, for one thread at a time.
 #[derive(Default)]
 struct Submission {
-    /// What the kernel has, by the number that it will answer with.
-    in_flight: Vec<Option<InFlight>>,
+    /// Calls in the kernel, indexed by their user data.
+    in_flight: Vec<Option<KernelCall>>,
     unused: Vec<usize>,
     waiting: VecDeque<Joined>,
 }
 
-/// Joined transfers, and the vectors that tell the kernel where its memory is.
-struct InFlight {
+/// Joined transfers, and the vectors that point the kernel to their memory.
+struct KernelCall {
     joined: Joined,
     vectors: Vec<IoVector>,
 }
 
-/// The answer to the call that ends a ring's thread.
+/// User data of the call that ends a ring's thread.
 const CLOSE: u64 = u64::MAX;
 
 impl Uring {
-    /// Rings with `depth` calls in flight each, or what the kernel has against it.
+    /// Creates rings with `depth` calls in flight each, or returns the kernel's error.
     pub(super) fn new(data: &File, index: &File, rings: usize, depth: usize) -> io::Result<Self> {
         let ring = |number: usize| -> io::Result<_> {
-            let ring = Arc::new(Ring {
-                // One more for the call that closes.
+            let ring = Arc::new(KernelRing {
+                // One more for the call that closes the ring.
                 kernel: IoUring::new((depth + 1).next_power_of_two() as u32)?,
                 data: data.try_clone()?,
                 index: index.try_clone()?,
@@ -71,7 +71,7 @@ impl Uring {
                 })?;
             Ok((ring, reaper))
         };
-        // If one fails, dropping those before it ends their threads.
+        // If one fails, dropping this ends the threads of the others.
         let mut uring = Self { rings: Vec::new(), next: AtomicUsize::new(0) };
         for number in 0..rings {
             uring.rings.push(ring(number)?);
@@ -108,8 +108,8 @@ impl Drop for Uring {
     }
 }
 
-impl Ring {
-    /// Hands what waits to the kernel, as many as it may have.
+impl KernelRing {
+    /// Submits queued transfers, up to `depth` in flight.
     fn submit(&self, submission: &mut Submission) {
         // SAFETY: the lock that `submission` came from makes this the only use of the queue.
         let mut queue = unsafe { self.kernel.submission_shared() };
@@ -131,9 +131,10 @@ impl Ring {
                     opcode::Writev::new(file, start, count).offset(joined.offset()).build()
                 }
             };
-            submission.in_flight[number] = Some(InFlight { joined, vectors });
-            // SAFETY: the vectors and the transfers stay where they are, on the heap and in `in_flight`, until the
-            // kernel has answered; the transfers own the memory that the vectors name.
+            submission.in_flight[number] = Some(KernelCall { joined, vectors });
+            // SAFETY: the vectors and the transfers stay in place, on the heap and in `in_flight`,
+            // until the kernel has completed the call; the transfers own the memory that the
+            // vectors name.
             let pushed = unsafe { queue.push(&call.user_data(number as u64)) };
             pushed.expect("the queue has room for all that may be in flight");
             any = true;
@@ -144,8 +145,8 @@ impl Ring {
         }
     }
 
-    /// Tells the kernel that there is something in the queue, until it has taken all of it: it may
-    /// take a part when it is short of memory, and would not look at the rest before the next call.
+    /// Passes the queue to the kernel until it is empty: the kernel may take a part of it when it
+    /// is short of memory, and would not take the rest before the next call.
     fn enter(&self, _submission: &mut Submission) {
         // SAFETY: the lock that `_submission` came from makes this the only use of the queue.
         while !unsafe { self.kernel.submission_shared() }.is_empty() {
@@ -174,7 +175,7 @@ impl Ring {
         let mut again: Vec<Joined> = Vec::new();
         let mut closing = false;
         loop {
-            // SAFETY: only this thread looks at completions.
+            // SAFETY: only this thread takes completions.
             answers.extend(
                 unsafe { self.kernel.completion_shared() }
                     .map(|answer| (answer.user_data(), answer.result())),
@@ -197,13 +198,13 @@ impl Ring {
                     continue;
                 }
                 let in_flight = submission.in_flight[number as usize].take();
-                let InFlight { joined, vectors } = in_flight.expect("the kernel answers once");
+                let KernelCall { joined, vectors } = in_flight.expect("the kernel answers once");
                 drop(vectors);
                 submission.unused.push(number as usize);
                 ended.push((joined, result));
             }
             self.submit(&mut submission);
-            // Memory that the kernel still writes to must not go away with this thread.
+            // Memory that the kernel still writes to must outlive this thread.
             let idle = submission.unused.len() == submission.in_flight.len();
             drop(submission);
             for (joined, result) in ended.drain(..) {
@@ -225,7 +226,7 @@ impl Ring {
     }
 }
 
-impl std::fmt::Debug for Ring {
+impl std::fmt::Debug for KernelRing {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Ring")
     }
@@ -233,7 +234,7 @@ impl std::fmt::Debug for Ring {
 
 const AGAIN: i32 = 11;
 const BUSY: i32 = 16;
-/// Wait for completions.
+/// Flag: wait for completions.
 const ENTER_GETEVENTS: u32 = 1;
 
 #[cfg(all(test, not(feature = "loom")))]
@@ -244,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ring_that_is_dropped_waits_for_what_the_kernel_has() {
+    fn dropping_a_ring_waits_for_calls_in_flight() {
         const BYTES: usize = 1 << 20;
         let file = tempfile::tempfile().unwrap();
         file.set_len(64 * BYTES as u64).unwrap();

@@ -1,4 +1,4 @@
-//! How a feature store is set up.
+//! Configuration of a feature store.
 
 use std::fmt;
 
@@ -7,54 +7,85 @@ use serde::{Deserialize, Serialize};
 use super::error::FeatureError;
 use super::keys::OWNERS_MAX;
 use super::reference::Mac;
-use terrace_l3::ReleaseConfig;
 
-/// How one process uses a feature store.
+/// Configuration of a feature store in one process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FeatureConfig {
-    /// The store's name, the same for all who use it: keys begin with it.
+    /// Name of the store, the same for all its users: keys begin with it.
     pub store: String,
-    /// Number of this producer, below [`OWNERS_MAX`]. A producer that is restarted uses the same number again, and takes
-    /// care of what it has put before. Of two processes with one number the later one takes it from the other, whose puts
-    /// fail from then on ([`FeatureError::Fenced`]). `None` for consumers, and with `find_owner`.
+    /// Number of this producer, below [`OWNERS_MAX`]. A restarted producer uses the same number
+    /// again and takes over the samples that it put before. If two processes use one number, the
+    /// later one takes it over, and puts of the earlier one fail ([`FeatureError::Fenced`]). `None`
+    /// for consumers, and with `find_owner`.
     pub owner: Option<u16>,
-    /// Takes a number that no process uses.
+    /// Use a number that no other process uses.
     pub find_owner: bool,
-    /// Maximum number of bytes that this producer's samples take of the store at a time, put and not yet freed: whole slots
-    /// where the store has such, for the tensors and for two notes per sample. The capacity of the store limits it further.
+    /// Maximum number of bytes that this producer's samples take of the store, put and not yet
+    /// freed: whole slots where the store has them, for the tensors and for two notes per sample.
+    /// The capacity of the store is a further limit.
     pub max_resident_bytes: u64,
-    /// What a put does when that is reached.
+    /// Behaviour of a put at this limit.
     pub when_full: WhenFull,
-    /// How many samples of this producer may be there at a time. A producer that is started again looks
-    /// through as many, so it must not be lowered while samples are there.
+    /// Maximum number of this producer's samples. A restarted producer scans as many records, so do
+    /// not lower the limit while samples exist.
     pub samples_max: u32,
-    /// After this time gc frees what nobody has released; never if `None`.
+    /// Time after which gc frees samples that were not released; `None` for never.
     pub max_hold_ms: Option<u64>,
-    /// A release leaves the sample, for further epochs; it goes by an abort, a supersession, or
-    /// `max_hold_ms`. The choice travels on the refs.
+    /// Keep released samples for further epochs, until an abort, a supersession, or `max_hold_ms`.
+    /// The refs carry this choice.
     pub retain_on_release: bool,
-    /// Puts are answered only when they would survive a crash, where the store survives one.
+    /// Acknowledge puts only when they would survive a crash, if the store is persistent.
     pub durable: bool,
-    /// How often a waiting put looks whether others have consumed something.
+    /// Interval at which a waiting put checks whether consumers have released samples.
     pub poll_ms: u64,
-    /// Time after which gc looks at a sample again that it found to be whole. Each look costs a few requests to the store.
+    /// Time after which gc checks a complete sample again. Each check costs a few requests to the
+    /// store.
     pub recheck_ms: u64,
-    /// How failed frees are repeated and how many are remembered.
-    pub free: ReleaseConfig,
-    /// What all who use the store know, and nobody else. With it, refs, tensors and notes that were forged or
-    /// altered are refused. It is never written anywhere.
+    /// Retries of failed frees.
+    pub free: FreeConfig,
+    /// Secret of all users of the store. With it, forged or altered refs, tensors and notes are
+    /// refused. It is never written anywhere.
     #[serde(skip)]
     pub secret: Option<Secret>,
 }
 
-/// What a put does when the budget is used up.
+/// Retries of failed frees, and limits on what is remembered of them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FreeConfig {
+    /// Delay before the first retry, in milliseconds. It doubles with each further failure.
+    pub retry_ms: u64,
+    /// Maximum delay between retries, in milliseconds.
+    pub retry_max_ms: u64,
+    /// Maximum number of generations that one round retries.
+    pub retry_batch_max: u32,
+    /// Maximum number of other producers' generations that wait for a retry. Beyond it, the oldest are left to their
+    /// producer.
+    pub parked_max: u32,
+    /// Maximum number of freed generations that are remembered; beyond it the oldest is forgotten.
+    pub tombstones_max: u32,
+}
+
+impl Default for FreeConfig {
+    fn default() -> Self {
+        Self {
+            retry_ms: 100,
+            retry_max_ms: 30_000,
+            retry_batch_max: 256,
+            parked_max: 65_536,
+            tombstones_max: 65_536,
+        }
+    }
+}
+
+/// Behaviour of a put when the budget is used up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WhenFull {
-    /// It fails at once.
+    /// Fails at once.
     Refuse,
-    /// It waits for so long until enough is consumed, then it fails.
+    /// Waits up to this time for consumers, then fails.
     WaitMs(u64),
 }
 
@@ -72,20 +103,20 @@ impl Default for FeatureConfig {
             durable: false,
             poll_ms: 10,
             recheck_ms: 5_000,
-            free: ReleaseConfig::default(),
+            free: FreeConfig::default(),
             secret: None,
         }
     }
 }
 
 impl FeatureConfig {
-    /// Somebody who only consumes.
+    /// Configuration of a consumer.
     #[must_use]
     pub fn consumer(store: impl Into<String>) -> Self {
         Self { store: store.into(), ..Self::default() }
     }
 
-    /// The producer of that number.
+    /// Configuration of the producer with this number.
     #[must_use]
     pub fn producer(store: impl Into<String>, owner: u16) -> Self {
         Self { store: store.into(), owner: Some(owner), ..Self::default() }
@@ -106,7 +137,7 @@ impl FeatureConfig {
     }
 }
 
-/// A shared secret. It is not printed.
+/// A shared secret. Its `Debug` output hides it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret {
     refs: [u8; 32],
@@ -115,7 +146,7 @@ pub struct Secret {
 }
 
 impl Secret {
-    /// Made of any bytes; those that are easily guessed make a secret that is.
+    /// Creates a secret from any bytes. It is only as hard to guess as they are.
     #[must_use]
     pub fn new(bytes: &[u8]) -> Self {
         Self {
@@ -125,17 +156,17 @@ impl Secret {
         }
     }
 
-    /// Begins the code of a ref.
+    /// Starts the MAC of a ref.
     pub(super) fn for_refs(&self) -> blake3::Hasher {
         blake3::Hasher::new_keyed(&self.refs)
     }
 
-    /// Begins the code of a note.
+    /// Starts the MAC of a note.
     pub(super) fn for_notes(&self) -> blake3::Hasher {
         blake3::Hasher::new_keyed(&self.notes)
     }
 
-    /// The code of the bytes of all tensors.
+    /// MAC over the MACs of all tensors.
     pub(super) fn of_contents(&self, contents: &[Mac]) -> [u8; 32] {
         let mut hasher = blake3::Hasher::new_keyed(&self.tensors);
         for Mac(content) in contents {
@@ -144,7 +175,7 @@ impl Secret {
         hasher.finalize().into()
     }
 
-    /// The code of a tensor's bytes.
+    /// MAC of a tensor's bytes.
     pub(super) fn of_tensor(&self, bytes: &[u8]) -> blake3::Hash {
         blake3::keyed_hash(&self.tensors, bytes)
     }

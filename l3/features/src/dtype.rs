@@ -1,4 +1,4 @@
-//! What the numbers of a tensor are.
+//! Element types of tensors.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 macro_rules! dtypes {
     ($($(#[$doc:meta])* $name:ident = $text:literal, $bits:literal;)*) => {
-        /// The type of a tensor's elements: all that safetensors files know, under their names.
+        /// Element type of a tensor: all types of safetensors files, under their names.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
         #[non_exhaustive]
         pub enum Dtype {
@@ -14,10 +14,10 @@ macro_rules! dtypes {
         }
 
         impl Dtype {
-            /// All of them.
+            /// All types.
             pub const ALL: &[Dtype] = &[$(Dtype::$name,)*];
 
-            /// The size of an element in bits: some are smaller than a byte.
+            /// Size of an element in bits: some are smaller than a byte.
             #[must_use]
             pub fn bits(self) -> usize {
                 match self {
@@ -25,7 +25,7 @@ macro_rules! dtypes {
                 }
             }
 
-            /// The name that safetensors files have for it.
+            /// Name of the type in safetensors files.
             #[must_use]
             pub fn name(self) -> &'static str {
                 match self {
@@ -37,7 +37,7 @@ macro_rules! dtypes {
 }
 
 dtypes! {
-    /// True or false, a byte each.
+    /// Boolean, one byte each.
     Bool = "BOOL", 8;
     /// Four bits of floating point.
     F4 = "F4", 4;
@@ -55,9 +55,9 @@ dtypes! {
     F8E4M3 = "F8_E4M3", 8;
     /// Eight bits of exponent alone, for scales.
     F8E8M0 = "F8_E8M0", 8;
-    /// As `F8E4M3`, without infinities and negative zero.
+    /// Like `F8E4M3`, without infinities and negative zero.
     F8E4M3Fnuz = "F8_E4M3FNUZ", 8;
-    /// As `F8E5M2`, without infinities and negative zero.
+    /// Like `F8E5M2`, without infinities and negative zero.
     F8E5M2Fnuz = "F8_E5M2FNUZ", 8;
     /// Signed, 16 bits.
     I16 = "I16", 16;

@@ -1,67 +1,67 @@
-//! What can go wrong with features.
+//! Errors of a feature store.
 
 use terrace_l3::StoreError;
 
-/// Why a sample could not be put, read or released.
+/// Reason why a sample could not be put, read or released.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FeatureError {
     /// A name that cannot be part of a key.
     #[error("the name of {what} must have 1 to {max} bytes and no slash")]
     Name {
-        /// Whose name.
+        /// Kind of the name.
         what: &'static str,
-        /// The longest possible.
+        /// Maximum length in bytes.
         max: usize,
     },
     /// A sample's name that cannot be part of a key.
     #[error("the name of a sample must have 1 to {max} bytes")]
     Sample {
-        /// The longest possible.
+        /// Maximum length in bytes.
         max: usize,
     },
-    /// Settings that cannot work.
+    /// Invalid settings.
     #[error("{0}")]
     Config(String),
     /// A sample without tensors, or with too many.
     #[error("a sample must have 1 to {max} tensors, not {found}")]
     TensorCount {
-        /// How many there are.
+        /// Number of tensors.
         found: usize,
-        /// The most possible.
+        /// Maximum number.
         max: usize,
     },
-    /// Two tensors of the same name.
+    /// Two tensors with the same name.
     #[error("{key} exists twice: the tensors of a sample need different names")]
     DuplicateTensor {
-        /// The name, within the sample.
+        /// Key of the tensors.
         key: String,
     },
-    /// Bytes that are not those of such a tensor.
+    /// The length of the data does not match the tensor.
     #[error("{tensor} takes {expected} bytes, but {found} were given")]
     Bytes {
-        /// The tensor's name.
+        /// Name of the tensor.
         tensor: String,
-        /// What its shape and type take.
+        /// Length required by its shape and type.
         expected: usize,
-        /// What there is.
+        /// Length of the data.
         found: usize,
     },
-    /// A shape that has no size.
+    /// A shape without a valid size.
     #[error("{tensor} does not fill whole bytes, or is larger than memory can be")]
     Shape {
-        /// The tensor's name.
+        /// Name of the tensor.
         tensor: String,
     },
-    /// Not as many targets as tensors.
+    /// The number of targets differs from the number of tensors.
     #[error("the sample has {expected} tensors, but {found} targets were given")]
     TargetCount {
-        /// The sample's tensors.
+        /// Number of tensors.
         expected: usize,
-        /// The targets.
+        /// Number of targets.
         found: usize,
     },
-    /// A put by somebody who only consumes.
+    /// A put by a consumer.
     #[error("this handle can only consume: set `FeatureConfig::owner` to put samples")]
     NotAProducer,
     /// Another process has taken the number of this producer.
@@ -70,49 +70,49 @@ pub enum FeatureError {
          give each producer a number of its own, or none, so that it takes a free one"
     )]
     Fenced {
-        /// The store.
+        /// Name of the store.
         store: String,
-        /// The number.
+        /// Number of the producer.
         owner: u16,
     },
-    /// The sample was released, aborted, superseded, or freed because nobody released it in time.
+    /// The sample was released, aborted or superseded, or it expired.
     #[error("{key} is gone: it was released, aborted or superseded, or it has expired")]
     Gone {
-        /// The generation of the sample.
+        /// Key of the generation.
         key: String,
     },
     /// A later put of the same sample won.
     #[error("{key} is too late: a newer put of the sample has finished or is running")]
     Superseded {
-        /// The generation that was not put.
+        /// Key of the generation that was not put.
         key: String,
     },
     /// The sample was aborted while it was being put.
     #[error("{key} was aborted while it was being put")]
     Aborted {
-        /// The generation that was not put.
+        /// Key of the generation that was not put.
         key: String,
     },
-    /// The ref was not made by somebody who knows the secret, or was changed since.
+    /// The ref was not created with the secret, or was changed since.
     #[error("the ref of {key} is not authentic: it was forged or altered, or the secrets differ")]
     Forged {
-        /// What the ref claims to be.
+        /// Claimed key of the generation.
         key: String,
     },
-    /// Something in the store was not made by somebody who knows the secret, or was changed since.
+    /// An object in the store was not created with the secret, or was changed since.
     #[error("{what} {key} is not authentic: it was forged or altered, or the secrets differ")]
     ForgedObject {
-        /// What it is said to be.
+        /// Kind of the object.
         what: &'static str,
-        /// Whose it is said to be.
+        /// Key that it claims to belong to.
         key: String,
     },
     /// The ref belongs to another store.
     #[error("the ref belongs to the store {found}, this is {expected}")]
     OtherStore {
-        /// This store's name.
+        /// Name of this store.
         expected: String,
-        /// The ref's.
+        /// Name of the ref's store.
         found: String,
     },
     /// The sample is larger than the budget.
@@ -121,57 +121,57 @@ pub enum FeatureError {
          is {max}"
     )]
     TooLarge {
-        /// What the sample takes.
+        /// Bytes that the sample takes.
         bytes: u64,
-        /// The budget.
+        /// The budget in bytes.
         max: u64,
     },
-    /// The budget is used up, and the choice was not to wait, or not for longer.
+    /// The budget is used up, and the put may not wait, or not longer.
     #[error(
         "{samples} samples that take {resident} of {max} bytes are not consumed yet, no room for {bytes} \
          more: release consumed samples, or raise max_resident_bytes or samples_max"
     )]
     OverBudget {
-        /// What the sample takes.
+        /// Bytes that the sample takes.
         bytes: u64,
-        /// What is there.
+        /// Bytes in use.
         resident: u64,
-        /// How many samples that are.
+        /// Number of samples in use.
         samples: u64,
-        /// The budget.
+        /// The budget in bytes.
         max: u64,
     },
-    /// The store had no room for the sample, and the choice was not to wait, or not for longer.
+    /// The store had no room for the sample, and the put may not wait, or not longer.
     #[error(
         "{key}: the store has no room for the sample: release consumed samples, or enlarge the store"
     )]
     StoreFull {
-        /// The generation of the sample.
+        /// Key of the generation.
         key: String,
     },
-    /// A tensor is short or damaged, and with it the sample.
+    /// A tensor is short or damaged, so the sample is unreadable.
     #[error("{key} is damaged, so the sample cannot be read: {error}")]
     Damaged {
-        /// The tensor.
+        /// Key of the tensor.
         key: String,
-        /// What the store says.
+        /// Error of the store.
         error: StoreError,
     },
-    /// The sample is given up here, but the store could not be told: other processes may read it until it
-    /// can be.
+    /// The sample is revoked in this process, but that could not be recorded in the store: until it
+    /// is, other processes may read the sample.
     #[error("{key} is revoked in this process, but not in the store: {error}; gc retries")]
     NotRevoked {
-        /// The generation of the sample.
+        /// Key of the generation.
         key: String,
-        /// What the store said.
+        /// Error of the store.
         error: StoreError,
     },
     /// The store failed.
     #[error("{key}: {error}")]
     Store {
-        /// What it failed at.
+        /// Key of the failed operation's object.
         key: String,
-        /// What it says.
+        /// Error of the store.
         error: StoreError,
     },
 }

@@ -1,4 +1,4 @@
-//! Ending generations: nobody can read them any more, and their memory comes back.
+//! Freeing of generations: they become unreadable, and their memory is released.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,73 +7,73 @@ use tokio::time::Instant;
 
 use super::config::WhenFull;
 use super::error::FeatureError;
-use super::ledger::{Burial, Entry, Stage};
+use super::ledger::{FreeingWork, GenerationEntry, GenerationStage};
 use super::notes::NoteError;
 use super::record::Record;
-use super::{GcReport, Shared};
+use super::{FeatureCore, GcReport};
 use terrace_l3::{ObjectId, Results, StoreError};
 
-/// How far the freeing of a generation has come.
+/// Progress of freeing a generation.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Freed {
-    /// It was whole before.
+    /// The generation was complete before.
     pub(super) found: bool,
-    /// Nobody anywhere can read it.
+    /// No process can read it any more.
     pub(super) dead: bool,
-    /// Nothing is left of it.
+    /// All of its objects are gone.
     pub(super) complete: bool,
-    /// Why not.
+    /// Error that prevented completion.
     error: Option<StoreError>,
 }
 
-/// What a look for samples that others have ended has found.
+/// Result of a search for samples that other processes have ended.
 #[derive(Debug, Default)]
-struct Reaped {
+struct ReapResult {
     consumed: u64,
-    /// Why not all could be told.
+    /// Error that left some samples unchecked.
     error: Option<FeatureError>,
 }
 
-/// Generations in hand. What is still there when it is dropped is put down.
-struct InHand {
-    shared: Arc<Shared>,
-    burials: Vec<(Burial, Freed)>,
+/// Generations being freed. Dropping it returns the rest to the ledger.
+struct FreeingGuard {
+    shared: Arc<FeatureCore>,
+    batch: Vec<(FreeingWork, Freed)>,
 }
 
-impl Drop for InHand {
+impl Drop for FreeingGuard {
     fn drop(&mut self) {
         let (mut ledger, now) = (self.shared.ledger.lock(), Instant::now());
-        for (burial, freed) in self.burials.drain(..) {
-            ledger.put_down(burial, freed.complete, now);
+        for (work, freed) in self.batch.drain(..) {
+            ledger.return_work(work, freed.complete, now);
         }
         drop(ledger);
         self.shared.freed.notify_waiters();
     }
 }
 
-impl Shared {
-    /// Ends a generation, which `entry` describes if it is not this producer's.
-    pub(super) async fn end(self: &Arc<Self>, generation: u64, entry: Entry) -> Freed {
+impl FeatureCore {
+    /// Ends a generation; `entry` describes one of another producer.
+    pub(super) async fn end(self: &Arc<Self>, generation: u64, entry: GenerationEntry) -> Freed {
         let fresh = self.ledger.lock().doom(generation, Instant::now(), || entry);
         loop {
-            let mut put_down = std::pin::pin!(self.freed.notified());
-            put_down.as_mut().enable();
+            let mut return_work = std::pin::pin!(self.freed.notified());
+            return_work.as_mut().enable();
             if let Some(freed) = self.free(vec![generation]).await.pop() {
                 return Freed { found: freed.found && fresh, ..freed };
             }
             match self.ledger.lock().entry(generation).map(|entry| entry.stage) {
-                // Whoever has it in hand puts it down in the end.
-                Some(Stage::Leaving { .. }) => {}
-                // A put that was told to give up has given no ref to anybody.
-                Some(Stage::Putting { .. } | Stage::Live) | None => {
+                // The other task that frees it returns it to the ledger.
+                Some(GenerationStage::Leaving { .. }) => {}
+                // A cancelled put has not given out its ref.
+                Some(GenerationStage::Putting { .. } | GenerationStage::Live) | None => {
                     return Freed { found: false, dead: true, complete: true, error: None };
                 }
             }
-            put_down.await;
+            return_work.await;
         }
     }
 
-    /// Complains if a generation can still be read somewhere.
+    /// Returns an error if the generation can still be read elsewhere.
     pub(super) fn revoked(
         &self,
         sample: &str,
@@ -88,29 +88,29 @@ impl Shared {
         Err(FeatureError::NotRevoked { key, error })
     }
 
-    /// Frees what nobody has in hand. It goes on if the caller does not wait for it.
+    /// Frees the generations that no other task is freeing. Continues if the caller stops waiting.
     pub(super) async fn free(self: &Arc<Self>, generations: Vec<u64>) -> Vec<Freed> {
-        let burials: Vec<_> = {
+        let batch: Vec<_> = {
             let mut ledger = self.ledger.lock();
             let taken = generations.into_iter().filter_map(|number| ledger.take(number));
-            taken.map(|burial| (burial, Freed::default())).collect()
+            taken.map(|work| (work, Freed::default())).collect()
         };
-        if burials.is_empty() {
+        if batch.is_empty() {
             return Vec::new();
         }
-        let mut in_hand = InHand { shared: self.clone(), burials };
+        let mut in_hand = FreeingGuard { shared: self.clone(), batch };
         let task = tokio::spawn(async move {
             let shared = in_hand.shared.clone();
-            shared.bury(&mut in_hand.burials).await;
-            in_hand.burials.iter().map(|(_, freed)| freed.clone()).collect()
+            shared.free_objects(&mut in_hand.batch).await;
+            in_hand.batch.iter().map(|(_, freed)| freed.clone()).collect()
         });
         task.await.unwrap_or_default()
     }
 
-    async fn bury(&self, burials: &mut [(Burial, Freed)]) {
-        self.remove_tensors(burials).await;
-        for (burial, freed) in burials.iter_mut() {
-            let Burial { generation, entry } = burial;
+    async fn free_objects(&self, batch: &mut [(FreeingWork, Freed)]) {
+        self.remove_tensors(batch).await;
+        for (work, freed) in batch.iter_mut() {
+            let FreeingWork { generation, entry } = work;
             if !entry.dead {
                 match self.revoke(*generation, entry).await {
                     Ok(()) => entry.dead = true,
@@ -119,13 +119,12 @@ impl Shared {
             }
             freed.dead = entry.dead;
         }
-        self.remove_notes(burials).await;
+        self.remove_notes(batch).await;
     }
 
-    /// None of the objects of a generation could be removed. Perhaps one can be added: a note that says
-    /// that it is over.
-    async fn revoke(&self, generation: u64, entry: &mut Entry) -> Result<(), StoreError> {
-        // A note about what is gone already would be nobody's to remove.
+    /// Writes a revocation of a generation whose objects could not be removed.
+    async fn revoke(&self, generation: u64, entry: &mut GenerationEntry) -> Result<(), StoreError> {
+        // The revocation of a generation that is gone would never be removed.
         let mut unknown = Ok(());
         for there in self.notes.are_there(&entry.tensors).await {
             match there {
@@ -135,7 +134,7 @@ impl Shared {
             }
         }
         unknown?;
-        // Even if it fails it may be there.
+        // Even if the put fails, the revocation may exist.
         entry.revoked = true;
         let note = self.keys.revocation(&entry.sample, generation);
         let record = Record {
@@ -147,12 +146,12 @@ impl Shared {
         self.notes.write(note, &record, self.config.durable).await
     }
 
-    async fn remove_tensors(&self, burials: &mut [(Burial, Freed)]) {
-        let tensors = burials.iter().flat_map(|(burial, _)| burial.entry.tensors.iter().copied());
+    async fn remove_tensors(&self, batch: &mut [(FreeingWork, Freed)]) {
+        let tensors = batch.iter().flat_map(|(work, _)| work.entry.tensors.iter().copied());
         let tensors: Vec<ObjectId> = tensors.collect();
         let mut results = self.remove(&tensors).await.into_iter();
-        for (burial, freed) in burials.iter_mut() {
-            let entry = &mut burial.entry;
+        for (work, freed) in batch.iter_mut() {
+            let entry = &mut work.entry;
             let tensors = std::mem::take(&mut entry.tensors);
             entry.dead |= tensors.is_empty();
             freed.found = !tensors.is_empty();
@@ -171,17 +170,17 @@ impl Shared {
         }
     }
 
-    /// Removes what was noted about generations of which nothing else is left.
-    async fn remove_notes(&self, burials: &mut [(Burial, Freed)]) {
-        let done = |(burial, _): &&mut (Burial, Freed)| burial.entry.tensors.is_empty();
-        let mut done: Vec<_> = burials.iter_mut().filter(done).collect();
-        if done.iter().any(|(burial, _)| burial.entry.own.is_some()) {
+    /// Removes the notes of generations that have no other objects left.
+    async fn remove_notes(&self, batch: &mut [(FreeingWork, Freed)]) {
+        let done = |(work, _): &&mut (FreeingWork, Freed)| work.entry.tensors.is_empty();
+        let mut done: Vec<_> = batch.iter_mut().filter(done).collect();
+        if done.iter().any(|(work, _)| work.entry.own.is_some()) {
             match self.check_owner(None).await {
-                // They are of whoever has the number now.
+                // They belong to the process that now has the number.
                 Err(FeatureError::Fenced { .. }) => {
-                    let own = |(burial, _): &&mut &mut (Burial, Freed)| burial.entry.own.is_some();
+                    let own = |(work, _): &&mut &mut (FreeingWork, Freed)| work.entry.own.is_some();
                     done.iter_mut().filter(own).for_each(|(_, freed)| freed.complete = true);
-                    done.retain(|(burial, _)| burial.entry.own.is_none());
+                    done.retain(|(work, _)| work.entry.own.is_none());
                 }
                 Err(FeatureError::Store { error, .. }) => {
                     done.iter_mut().for_each(|(_, freed)| freed.error = Some(error.clone()));
@@ -189,25 +188,26 @@ impl Shared {
                 }
                 Ok(_) | Err(_) => {}
             }
-            // After a crash no record may be missing of a tensor that is there.
+            // A crash must not leave a tensor without its record.
             if let Err(error) = self.store.flush().await {
                 done.iter_mut().for_each(|(_, freed)| freed.error = Some(error.clone()));
                 return;
             }
         }
-        for (burial, freed) in &mut done {
+        for (work, freed) in &mut done {
             freed.complete = true;
-            if let Err(error) = self.disown(burial).await {
+            if let Err(error) = self.disown(work).await {
                 (freed.complete, freed.error) = (false, Some(error));
             }
         }
-        // The record goes last: by it the others are found.
+        // The record is removed last: the other objects are found by it.
         for notes_of in [Self::notes_of, Self::record_of] {
             done.retain(|(_, freed)| freed.complete);
-            let notes: Vec<_> = done.iter().map(|(burial, _)| notes_of(self, burial)).collect();
-            // Once its claim may be gone, another's may be in its place: whoever has to try again looks first.
-            for (burial, _) in &done {
-                self.ledger.lock().doubt_cell(burial.generation);
+            let notes: Vec<_> = done.iter().map(|(work, _)| notes_of(self, work)).collect();
+            // After a removal that may have succeeded, another producer's claim may be in the cell:
+            // a retry checks it first.
+            for (work, _) in &done {
+                self.ledger.lock().distrust_cell(work.generation);
             }
             let mut results = self.remove(&notes.concat()).await.into_iter();
             for ((_, freed), notes) in done.iter_mut().zip(notes) {
@@ -221,8 +221,8 @@ impl Shared {
         }
     }
 
-    pub(super) fn notes_of(&self, burial: &Burial) -> Vec<ObjectId> {
-        let Burial { generation, entry } = burial;
+    pub(super) fn notes_of(&self, work: &FreeingWork) -> Vec<ObjectId> {
+        let FreeingWork { generation, entry } = work;
         let mut notes = Vec::new();
         if entry.revoked || entry.own.is_some() {
             notes.push(self.keys.revocation(&entry.sample, *generation));
@@ -232,14 +232,15 @@ impl Shared {
         notes
     }
 
-    fn claim_of(&self, entry: &Entry) -> Option<ObjectId> {
+    fn claim_of(&self, entry: &GenerationEntry) -> Option<ObjectId> {
         Some(self.keys.claim(&entry.sample, entry.own?.cell?.number))
     }
 
-    /// Looks whose claim it is that may be ours, since the answer to its put was lost. Only what is known to
-    /// be ours is removed; one that is not there may come later, and is looked for again while it may.
-    pub(super) async fn disown(&self, burial: &mut Burial) -> Result<(), StoreError> {
-        let Burial { generation, entry } = burial;
+    /// Checks a claim that may be ours because the result of its put was lost. Removes only claims
+    /// known to be ours. An absent one may still appear, and is checked again while that is
+    /// possible.
+    pub(super) async fn disown(&self, work: &mut FreeingWork) -> Result<(), StoreError> {
+        let FreeingWork { generation, entry } = work;
         let claim = self.claim_of(entry);
         let cell = entry.own.as_mut().and_then(|own| own.cell.as_mut());
         let (Some(claim), Some(cell)) = (claim, cell.filter(|cell| !cell.is_ours)) else {
@@ -253,20 +254,21 @@ impl Shared {
         Ok(())
     }
 
-    fn record_of(&self, burial: &Burial) -> Vec<ObjectId> {
-        let own = burial.entry.own.zip(self.number());
+    fn record_of(&self, work: &FreeingWork) -> Vec<ObjectId> {
+        let own = work.entry.own.zip(self.number());
         own.map(|(own, owner)| self.keys.record(owner, own.slot)).into_iter().collect()
     }
 
-    /// Removes objects, whoever has pinned them.
+    /// Removes objects, regardless of pins.
     pub(super) async fn remove(&self, ids: &[ObjectId]) -> Results<()> {
         self.notes.remove(ids).await
     }
 
-    /// Frees what can be freed. Samples that were whole less than `seen_for` ago are not looked at again.
+    /// Frees what can be freed. Samples that were complete less than `seen_for` ago are not checked
+    /// again.
     pub(super) async fn gc(self: &Arc<Self>, seen_for: Duration) -> Result<GcReport, FeatureError> {
         self.check_owner(None).await?;
-        self.show().await;
+        self.send_heartbeat().await;
         let mut report = GcReport::default();
         let mut unknown = None;
         let mut from = 0;
@@ -285,15 +287,16 @@ impl Shared {
         unknown.map_or(Ok(report), Err)
     }
 
-    /// A little gc, for a put that waits. Where the store cannot be asked nothing is freed, and the put waits on.
+    /// A partial gc for a waiting put. If the store cannot be asked, nothing is freed, and the put
+    /// continues to wait.
     pub(super) async fn make_room(self: &Arc<Self>) -> Result<(), FeatureError> {
         if let Err(fenced @ FeatureError::Fenced { .. }) = self.check_owner(None).await {
             return Err(fenced);
         }
-        self.show().await;
+        self.send_heartbeat().await;
         let from = *self.reap_from.lock();
         let seen_for = match self.config.when_full {
-            // It looks once.
+            // The put checks once.
             WhenFull::Refuse => Duration::ZERO,
             WhenFull::WaitMs(_) => Duration::from_millis(self.config.poll_ms),
         };
@@ -304,28 +307,28 @@ impl Shared {
         Ok(())
     }
 
-    /// Looks which of this producer's samples others have ended, from one of them on, and where to go on.
-    /// One whose claim is lost is ended, since nobody else could find it to supersede it. What cannot be
-    /// told ends nothing.
-    async fn reap(self: &Arc<Self>, from: u64, seen_for: Duration) -> (Reaped, u64) {
+    /// Checks, from `from` on, which of this producer's samples other processes have ended, and
+    /// returns where to continue. A sample whose claim is lost is ended, since no other producer
+    /// could find and supersede it. Samples with unknown state are kept.
+    async fn reap(self: &Arc<Self>, from: u64, seen_for: Duration) -> (ReapResult, u64) {
         const SAMPLES: usize = 64;
         let now = Instant::now();
         let (live, next) = self.ledger.lock().live(from, SAMPLES, now, seen_for);
         let mut ids = Vec::new();
-        for Burial { generation, entry } in &live {
+        for FreeingWork { generation, entry } in &live {
             ids.push(self.keys.revocation(&entry.sample, *generation));
             ids.extend(self.claim_of(entry));
             ids.extend_from_slice(&entry.tensors);
         }
         let mut there = self.notes.are_there(&ids).await.into_iter();
-        let mut reaped = Reaped::default();
+        let mut reaped = ReapResult::default();
         let mut ended = Vec::new();
-        for Burial { generation, entry } in &live {
+        for FreeingWork { generation, entry } in &live {
             let wanted = self.claim_of(entry).iter().len() + entry.tensors.len();
             let (mut is_over, mut is_known) = (false, true);
             for (number, there) in there.by_ref().take(1 + wanted).enumerate() {
                 match there {
-                    // The first is the note that it is revoked; all others it needs.
+                    // The first note is the revocation; all others must exist.
                     Ok(true) if number == 0 => {
                         let key = self.keys.sample_key(&entry.sample, *generation);
                         let note = self.keys.revocation(&entry.sample, *generation);
@@ -377,7 +380,8 @@ impl Shared {
         self.free(due).await.iter().filter(|freed| freed.complete).count() as u64
     }
 
-    /// Those of this producer's live generations that were not doomed by somebody else meanwhile.
+    /// Marks live generations of this producer as doomed; returns those that were not doomed
+    /// before.
     fn doom_all(&self, generations: &[u64]) -> Vec<u64> {
         let (mut ledger, now) = (self.ledger.lock(), Instant::now());
         let own = generations.iter().copied().filter(|number| ledger.entry(*number).is_some());

@@ -1,5 +1,5 @@
-//! The numbers of generations: the time, the producer, and a few bits of chance for clocks that were set back
-//! between two lives of a producer.
+//! Generation numbers: the time, the producer, and a few random bits in case the clock is set back
+//! between two runs of a producer.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
@@ -11,17 +11,17 @@ const OWNER_SHIFT: u32 = 12;
 const TIME_SHIFT: u32 = 22;
 const _: () = assert!(OWNERS_MAX as u32 <= 1 << (TIME_SHIFT - OWNER_SHIFT));
 
-/// The highest generation that this process has promised, given to a put, or found in a store.
+/// Highest generation that this process has promised, assigned to a put, or found in a store.
 static LAST: Mutex<u64> = Mutex::new(0);
 
-/// A number that nothing has had: higher than `floor`, and than all that this process knows.
+/// Takes an unused number: higher than `floor`, and than all that this process knows.
 pub(super) fn take(floor: u64, now_ms: u64, owner: u16) -> u64 {
     let mut last = LAST.lock();
     *last = next(floor.max(*last), now_ms, owner);
     *last
 }
 
-/// Numbers that are taken from now on are higher than this one.
+/// Raises the numbers taken from now on above this one.
 pub(super) fn found(generation: u64) {
     let mut last = LAST.lock();
     *last = generation.max(*last);
@@ -33,7 +33,7 @@ fn next(last: u64, now_ms: u64, owner: u16) -> u64 {
     (ms << TIME_SHIFT) | (u64::from(owner) << OWNER_SHIFT) | chance
 }
 
-/// Whose generation it is.
+/// Producer of a generation.
 pub(super) fn owner(generation: u64) -> u16 {
     ((generation >> OWNER_SHIFT) & ((1 << (TIME_SHIFT - OWNER_SHIFT)) - 1)) as u16
 }

@@ -1,38 +1,39 @@
-//! What objects of a feature store are called: keys that people read, and the ids that stand for them.
+//! Names of the objects of a feature store: readable keys, and the ids derived from them.
 
 use terrace_cache::PageKey;
 
 use super::error::FeatureError;
 use terrace_l3::ObjectId;
 
-/// How many producers may share a store: each has a number below this.
+/// Maximum number of producers that share a store: each has a number below this.
 pub const OWNERS_MAX: u16 = 1024;
 
-/// Number of places for claims on a sample, which all of its producers share. A put looks at all of them, however many
-/// producers there are, and on a bucket each look is a request. A claim belongs to its producer, and nobody else removes
-/// it.
+/// Number of cells for claims on a sample, shared by all of its producers. A put reads all of them,
+/// independent of the number of producers, and on a bucket each read is a request. A claim belongs
+/// to its producer, and only this one removes it.
 pub(super) const CELLS: u8 = 8;
 
-/// Number of notes that say which process has a producer's number.
+/// Number of copies of the note that names the process with a producer's number.
 pub(super) const OWNER_COPIES: u8 = 3;
 
-/// Number of places for each of these notes. One may be blocked by a process that died while it wrote there.
+/// Number of cells for each copy. One may be blocked by a process that died while it wrote there.
 pub(super) const OWNER_CELLS: u8 = 4;
 
-/// A producer has no more claims on a sample than this: the new one is there before the old one goes.
+/// Maximum number of claims of a producer on a sample: the new claim is written before the old one
+/// is removed.
 pub(super) const CELLS_OF_ONE: usize = 2;
 
-/// Where a producer begins to look for a free place: elsewhere for each generation, so that those who put a
-/// sample at the same time seldom meet, and known to whoever looks for the claim later.
+/// First cell that a put tries. It depends on the generation, so that concurrent puts of a sample
+/// rarely collide, and a later search knows where to start.
 pub(super) fn first_cell(generation: u64) -> u8 {
     (generation % u64::from(CELLS)) as u8
 }
 
 const NAME_BYTES_MAX: usize = 128;
-/// As long as a record has room for.
+/// Limited by the space in a record.
 pub(super) const SAMPLE_BYTES_MAX: usize = 512;
 
-/// The names of one store's objects.
+/// Names of the objects of one store.
 #[derive(Clone, Debug)]
 pub(super) struct Keys {
     store: String,
@@ -54,69 +55,71 @@ impl Keys {
         &self.store
     }
 
-    /// What a tensor is called. No two tensors have the same key: the store's and the tensor's name have
-    /// no slash, and the last number is that of the generation.
+    /// Key of a tensor. Keys are unique: the names of the store and the tensor have no slash, and
+    /// the last number is the generation.
     pub(super) fn tensor_key(&self, sample: &str, generation: u64, name: &str) -> String {
         format!("{}/{sample}/g{generation}/{name}", self.store)
     }
 
-    /// What a generation of a sample is called.
+    /// Key of a generation of a sample.
     pub(super) fn sample_key(&self, sample: &str, generation: u64) -> String {
         format!("{}/{sample}/g{generation}", self.store)
     }
 
-    /// The object that has the bytes of a tensor.
+    /// Id of the object with the bytes of a tensor.
     pub(super) fn tensor(&self, sample: &str, generation: u64, name: &str) -> ObjectId {
         let key = self.tensor_key(sample, generation, name);
         ObjectId::page(self.tensors, digest(&[&key]))
     }
 
-    /// The object of a tensor whose key was noted.
+    /// Id of a tensor's object from its recorded key.
     pub(super) fn tensor_of(&self, key: PageKey) -> ObjectId {
         ObjectId::page(self.tensors, key)
     }
 
-    /// What a producer is about to put, or has put: its `slot`th note.
+    /// Id of the record of a producer in slot `slot`.
     pub(super) fn record(&self, owner: u16, slot: u32) -> ObjectId {
         self.note(&["record", &owner.to_string(), &slot.to_string()])
     }
 
-    /// Which process has a producer's number. The places of a copy are together, and the copies apart.
+    /// Id of a note that names the process with a producer's number. The cells of a copy are on one
+    /// node, and the copies on different ones.
     pub(super) fn owner(&self, owner: u16, copy: u8, cell: u8) -> ObjectId {
         let (owner, copy) = (owner.to_string(), copy.to_string());
         let parts = ["owner", &owner, &copy, &cell.to_string()];
         self.note_beside(&format!("owner {owner} {copy}"), &parts)
     }
 
-    /// All places for notes that say which process has a producer's number.
+    /// Ids of all such notes of a producer's number.
     pub(super) fn owners(&self, owner: u16) -> Vec<ObjectId> {
         let copies =
             (0..OWNER_COPIES).flat_map(|copy| (0..OWNER_CELLS).map(move |cell| (copy, cell)));
         copies.map(|(copy, cell)| self.owner(owner, copy, cell)).collect()
     }
 
-    /// Notes by which a process shows that it is there.
+    /// Ids of the heartbeat notes of a process.
     pub(super) fn signs_of(&self, owner: u16) -> [ObjectId; 2] {
         ["0", "1"].map(|turn| self.note(&["sign", &owner.to_string(), turn]))
     }
 
-    /// Which generation of the sample is some producer's current one.
+    /// Id of a claim on a sample.
     pub(super) fn claim(&self, sample: &str, cell: u8) -> ObjectId {
         self.note_beside(sample, &["claim", &cell.to_string(), sample])
     }
 
-    /// All places for claims on a sample.
+    /// Ids of all claims on a sample.
     pub(super) fn claims(&self, sample: &str) -> Vec<ObjectId> {
         (0..CELLS).map(|cell| self.claim(sample, cell)).collect()
     }
 
-    /// That a generation may not be read any more although none of its bytes could be removed.
+    /// Id of the revocation of a generation, for the case that none of its objects could be
+    /// removed.
     pub(super) fn revocation(&self, sample: &str, generation: u64) -> ObjectId {
         self.note_beside(sample, &["revoked", &generation.to_string(), sample])
     }
 
-    /// A note that is kept where the sample's other notes are, so that whoever asks for all of them asks
-    /// one holder: the lower half of a key decides about that.
+    /// Id of a note on the same node as the sample's other notes, so that one request finds them
+    /// all: the lower half of the key decides.
     fn note_beside(&self, sample: &str, parts: &[&str]) -> ObjectId {
         let (name, place) = (digest(parts).0 >> 64 << 64, digest(&[sample]).0 as u64);
         ObjectId::page(self.notes, PageKey(name | u128::from(place)))
@@ -127,7 +130,7 @@ impl Keys {
     }
 }
 
-/// Whether a name can be part of a key.
+/// Checks that a name can be part of a key.
 pub(super) fn check_name(what: &'static str, name: &str) -> Result<(), FeatureError> {
     let fine = (1..=NAME_BYTES_MAX).contains(&name.len()) && !name.contains('/');
     if fine { Ok(()) } else { Err(FeatureError::Name { what, max: NAME_BYTES_MAX }) }
@@ -164,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_would_blur_keys_are_refused() {
+    fn ambiguous_names_are_refused() {
         for bad in ["", "a/b", &"x".repeat(129)] {
             assert!(check_name("the store", bad).is_err(), "{bad:?}");
         }

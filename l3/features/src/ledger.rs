@@ -1,4 +1,5 @@
-//! What this process has put and what it must free. Pure bookkeeping: no IO, no lock, no clock.
+//! Generations that this process has put and those that it must free. Pure bookkeeping: no IO, no
+//! lock, no clock.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -7,28 +8,28 @@ use std::time::Duration;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use super::config::FeatureConfig;
+use super::config::{FeatureConfig, FreeConfig};
 use super::keys::CELLS_OF_ONE;
 use super::stats::FeatureStats;
+use terrace_l3::ObjectId;
 use terrace_l3::backend::after;
-use terrace_l3::{ObjectId, ReleaseConfig};
 
-/// The generations that are this producer's, and those of others that are being freed here.
+/// The generations of this producer, and those of others that are being freed here.
 #[derive(Debug)]
-pub(super) struct Ledger {
-    generations: BTreeMap<u64, Entry>,
-    /// Of each sample, this producer's generations.
+pub(super) struct GenerationLedger {
+    generations: BTreeMap<u64, GenerationEntry>,
+    /// This producer's generations by sample.
     samples: BTreeMap<Arc<str>, SmallVec<[u64; 2]>>,
     free_slots: Vec<u32>,
     /// Slots from here on were never used.
     fresh_slot: u32,
     slots_max: u32,
-    /// Bytes that are there, or are about to be.
+    /// Bytes in the store or reserved.
     resident_bytes: u64,
-    /// Generations of others that are being freed here.
+    /// Generations of other producers that are being freed here.
     foreign: usize,
-    free: ReleaseConfig,
-    /// Freed generations, refused here in case that the store only says that they are gone.
+    free: FreeConfig,
+    /// Freed generations, refused here in case the store has not really removed them.
     gone: BTreeSet<u64>,
     gone_in_order: VecDeque<u64>,
     pub(super) stats: FeatureStats,
@@ -36,68 +37,68 @@ pub(super) struct Ledger {
 
 /// One generation of a sample.
 #[derive(Clone, Debug)]
-pub(super) struct Entry {
+pub(super) struct GenerationEntry {
     pub(super) sample: Arc<str>,
-    /// Its objects, as long as they are not known to be gone.
+    /// Its objects that are not known to be gone.
     pub(super) tensors: Vec<ObjectId>,
-    /// What they and its notes take of the budget.
+    /// Bytes of the budget for them and the notes.
     pub(super) bytes: u64,
-    /// `None` if another producer takes care of it.
+    /// `None` if another producer is responsible for it.
     pub(super) own: Option<Own>,
-    /// Nobody anywhere can read it any more.
+    /// No process can read it any more.
     pub(super) dead: bool,
-    /// The store may have a note that says so.
+    /// The store may have a revocation of it.
     pub(super) revoked: bool,
-    /// Until then objects may yet arrive that a store had not got when it was asked to remove them.
+    /// Time until which objects may still appear after their removal.
     pub(super) unsettled_until: Option<Instant>,
-    pub(super) stage: Stage,
+    pub(super) stage: GenerationStage,
 }
 
-/// What only this producer knows of a generation.
+/// State of a generation that only its producer knows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Own {
-    /// Under which number its record is.
+    /// Slot of its record.
     pub(super) slot: u32,
     pub(super) created_ms: u64,
-    /// Where its claim is.
+    /// Cell of its claim.
     pub(super) cell: Option<Cell>,
-    /// When all of it was last found in the store.
+    /// Time when it was last found complete in the store.
     pub(super) seen: Option<Instant>,
 }
 
-/// A place for claims.
+/// A cell for claims.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cell {
     pub(super) number: u8,
-    /// Whether the claim there is known to be ours. Otherwise it may be another's.
+    /// True if the claim there is known to be ours. Otherwise it may be another producer's.
     pub(super) is_ours: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum GenerationStage {
     /// Its put has not ended.
     Putting { called_off: bool },
     /// It can be read.
     Live,
-    /// It is being freed; `in_hand` if somebody is at it.
+    /// It is being freed; `in_hand` while a task does so.
     Leaving { failures: u32, due: Instant, in_hand: bool },
 }
 
-/// Room for one sample.
+/// Reserved room for one sample.
 #[derive(Debug)]
-pub(super) struct Room {
+pub(super) struct SampleRoom {
     pub(super) slot: u32,
     pub(super) bytes: u64,
 }
 
-/// What remains to be removed of a generation.
+/// Remaining objects of a generation that is being freed.
 #[derive(Clone, Debug)]
-pub(super) struct Burial {
+pub(super) struct FreeingWork {
     pub(super) generation: u64,
-    pub(super) entry: Entry,
+    pub(super) entry: GenerationEntry,
 }
 
-impl Ledger {
+impl GenerationLedger {
     pub(super) fn new(config: &FeatureConfig) -> Self {
         Self {
             generations: BTreeMap::new(),
@@ -114,15 +115,15 @@ impl Ledger {
         }
     }
 
-    /// Sets room aside for a sample, if there is any below `bytes_max`.
-    pub(super) fn reserve(&mut self, bytes: u64, bytes_max: u64) -> Option<Room> {
+    /// Reserves room for a sample, if it fits below `bytes_max`.
+    pub(super) fn reserve(&mut self, bytes: u64, bytes_max: u64) -> Option<SampleRoom> {
         if self.resident_bytes.saturating_add(bytes) > bytes_max {
             return None;
         }
         let slot = self.take_slot()?;
         self.resident_bytes += bytes;
         self.stats.resident_most_bytes = self.stats.resident_most_bytes.max(self.resident_bytes);
-        Some(Room { slot, bytes })
+        Some(SampleRoom { slot, bytes })
     }
 
     fn take_slot(&mut self) -> Option<u32> {
@@ -132,41 +133,40 @@ impl Ledger {
         Some(slot)
     }
 
-    /// Gives back room that nothing was put in.
-    pub(super) fn give_back(&mut self, room: &Room) {
+    /// Returns unused room.
+    pub(super) fn give_back(&mut self, room: &SampleRoom) {
         self.resident_bytes -= room.bytes;
         self.free_slots.push(room.slot);
     }
 
-    /// Notes a put that has found room. If it was promised, somebody may have its ref.
+    /// Records a put that has room. If it was promised, consumers may have its ref.
     pub(super) fn begin_put(
         &mut self,
         generation: u64,
         sample: &Arc<str>,
         tensors: Vec<ObjectId>,
-        room: &Room,
+        room: &SampleRoom,
         created_ms: u64,
         is_promised: bool,
     ) {
         self.insert(
             generation,
-            Entry {
+            GenerationEntry {
                 sample: sample.clone(),
                 tensors,
                 bytes: room.bytes,
                 own: Some(Own { slot: room.slot, created_ms, cell: None, seen: None }),
-                // Nobody has a ref yet, unless it was promised.
+                // Without a promise, its ref has not been given out yet.
                 dead: !is_promised,
                 revoked: false,
                 unsettled_until: None,
-                stage: Stage::Putting { called_off: false },
+                stage: GenerationStage::Putting { called_off: false },
             },
         );
     }
 
-    /// Takes up a generation that was found in the store. The slots between those that were found are
-    /// free.
-    pub(super) fn restore(&mut self, generation: u64, entry: Entry) {
+    /// Restores a generation found in the store. The slots between those found are free.
+    pub(super) fn restore(&mut self, generation: u64, entry: GenerationEntry) {
         let slot = entry.own.expect("only own generations are found").slot;
         let unused = self.fresh_slot..slot;
         self.free_slots.extend(unused);
@@ -175,7 +175,7 @@ impl Ledger {
         self.insert(generation, entry);
     }
 
-    fn insert(&mut self, generation: u64, entry: Entry) {
+    fn insert(&mut self, generation: u64, entry: GenerationEntry) {
         if entry.own.is_some() {
             self.samples.entry(entry.sample.clone()).or_default().push(generation);
         } else {
@@ -184,8 +184,8 @@ impl Ledger {
         self.generations.insert(generation, entry);
     }
 
-    /// Where other generations of the same sample have their claims, if there may be one more; or the
-    /// generation whose freeing has kept its claim so far.
+    /// Cells of the sample's other generations, if there may be one more; or the generation that is
+    /// being freed and still has its claim.
     pub(super) fn cells_in_use(&self, generation: u64) -> Result<SmallVec<[u8; 2]>, Option<u64>> {
         let Some(entry) = self.generations.get(&generation) else { return Err(None) };
         let others = self.of_sample(&entry.sample).filter(|other| *other != generation);
@@ -195,12 +195,13 @@ impl Ledger {
             return Ok(claimed.into_iter().map(|(_, cell)| cell).collect());
         }
         let leaving = |(generation, _): &&(u64, u8)| {
-            matches!(self.generations[generation].stage, Stage::Leaving { .. })
+            matches!(self.generations[generation].stage, GenerationStage::Leaving { .. })
         };
         Err(claimed.iter().find(leaving).map(|(generation, _)| *generation))
     }
 
-    /// Another slot for a put whose own cannot be written to. That one is the last to be used again.
+    /// Takes another slot for a put whose record cannot be written to its own. The old one is
+    /// reused last.
     pub(super) fn other_slot(&mut self, generation: u64) -> Option<u32> {
         let other = self.take_slot()?;
         match self.own_mut(generation) {
@@ -222,62 +223,63 @@ impl Ledger {
         }
     }
 
-    /// The claim of a generation may be another's.
-    pub(super) fn doubt_cell(&mut self, generation: u64) {
+    /// Marks the claim of a generation as possibly another producer's.
+    pub(super) fn distrust_cell(&mut self, generation: u64) {
         if let Some(cell) = self.own_mut(generation).and_then(|own| own.cell.as_mut()) {
             cell.is_ours = false;
         }
     }
 
-    /// All claims may be others'.
-    pub(super) fn doubt_cells(&mut self) {
+    /// Marks all claims as possibly other producers'.
+    pub(super) fn distrust_cells(&mut self) {
         let own = self.generations.values_mut().filter_map(|entry| entry.own.as_mut());
         own.filter_map(|own| own.cell.as_mut()).for_each(|cell| cell.is_ours = false);
     }
 
-    /// The put of so many bytes is complete, and unless it was called off its ref may be given out.
+    /// Completes the put of `bytes` bytes. Returns false if it was cancelled; otherwise its ref may
+    /// be given out.
     pub(super) fn end_put(&mut self, generation: u64, bytes: u64) -> bool {
         let Some(entry) = self.generations.get_mut(&generation) else { return false };
-        if entry.stage != (Stage::Putting { called_off: false }) {
+        if entry.stage != (GenerationStage::Putting { called_off: false }) {
             return false;
         }
-        (entry.stage, entry.dead) = (Stage::Live, false);
+        (entry.stage, entry.dead) = (GenerationStage::Live, false);
         self.stats.puts += 1;
         self.stats.put_bytes += bytes;
         true
     }
 
-    /// Nobody may read these from now on: notes those that others have put, and answers which of them
-    /// were not being freed before. Puts under way are told to give up.
+    /// Makes generations unreadable from now on, and adds those of other producers. Returns those
+    /// that were not being freed before. Cancels active puts.
     pub(super) fn doom(
         &mut self,
         generation: u64,
         now: Instant,
-        foreign: impl FnOnce() -> Entry,
+        foreign: impl FnOnce() -> GenerationEntry,
     ) -> bool {
         match self.generations.get_mut(&generation) {
-            Some(Entry { stage: Stage::Putting { called_off }, .. }) => {
+            Some(GenerationEntry { stage: GenerationStage::Putting { called_off }, .. }) => {
                 *called_off = true;
                 false
             }
-            Some(entry) if entry.stage == Stage::Live => {
+            Some(entry) if entry.stage == GenerationStage::Live => {
                 entry.stage = leaving(now);
                 true
             }
             Some(_) => false,
             None if self.gone.contains(&generation) => false,
             None => {
-                self.insert(generation, Entry { stage: leaving(now), ..foreign() });
+                self.insert(generation, GenerationEntry { stage: leaving(now), ..foreign() });
                 true
             }
         }
     }
 
-    /// The put has failed: what there is of it must go. If it is `unsettled`, nobody knows whether more
-    /// will come, so it is removed again after a while.
+    /// Frees the remains of a failed put. If it is `unsettled`, further objects may appear, so it
+    /// is removed again later.
     pub(super) fn fail_put(&mut self, generation: u64, unsettled: bool, now: Instant) {
         if let Some(entry) = self.generations.get_mut(&generation)
-            && let Stage::Putting { .. } = entry.stage
+            && let GenerationStage::Putting { .. } = entry.stage
         {
             entry.stage = leaving(now);
             let until = after(now, Duration::from_millis(self.free.retry_max_ms));
@@ -285,41 +287,43 @@ impl Ledger {
         }
     }
 
-    /// Takes a generation in hand to free it, unless somebody has it.
-    pub(super) fn take(&mut self, generation: u64) -> Option<Burial> {
+    /// Takes a generation in order to free it, unless another task has it.
+    pub(super) fn take(&mut self, generation: u64) -> Option<FreeingWork> {
         let entry = self.generations.get_mut(&generation)?;
         match &mut entry.stage {
-            Stage::Leaving { in_hand, .. } if !*in_hand => *in_hand = true,
-            Stage::Leaving { .. } | Stage::Live | Stage::Putting { .. } => return None,
+            GenerationStage::Leaving { in_hand, .. } if !*in_hand => *in_hand = true,
+            GenerationStage::Leaving { .. }
+            | GenerationStage::Live
+            | GenerationStage::Putting { .. } => return None,
         }
-        Some(Burial { generation, entry: entry.clone() })
+        Some(FreeingWork { generation, entry: entry.clone() })
     }
 
-    /// Takes everything in hand whose time has come.
+    /// Generations whose retry is due.
     pub(super) fn due(&self, now: Instant) -> Vec<u64> {
         let is_due = |stage| match stage {
-            Stage::Leaving { due, in_hand, .. } => due <= now && !in_hand,
-            Stage::Live | Stage::Putting { .. } => false,
+            GenerationStage::Leaving { due, in_hand, .. } => due <= now && !in_hand,
+            GenerationStage::Live | GenerationStage::Putting { .. } => false,
         };
         let due = self.generations.iter().filter(|(_, entry)| is_due(entry.stage));
         due.take(self.free.retry_batch_max.max(1) as usize).map(|(number, _)| *number).collect()
     }
 
-    /// Notes how far the freeing of a generation has come, and that nobody is at it any more.
-    pub(super) fn put_down(&mut self, burial: Burial, finished: bool, now: Instant) {
-        let Burial { generation, entry: buried } = burial;
+    /// Returns a generation with the progress of its freeing.
+    pub(super) fn return_work(&mut self, work: FreeingWork, finished: bool, now: Instant) {
+        let FreeingWork { generation, entry: freed_entry } = work;
         let Some(entry) = self.generations.get_mut(&generation) else { return };
         let settled = entry.unsettled_until.is_none_or(|until| until <= now);
-        let tensors_gone = settled && buried.tensors.is_empty() && !entry.tensors.is_empty();
+        let tensors_gone = settled && freed_entry.tensors.is_empty() && !entry.tensors.is_empty();
         let finished = settled && finished;
-        (entry.dead, entry.revoked) = (buried.dead, buried.revoked);
+        (entry.dead, entry.revoked) = (freed_entry.dead, freed_entry.revoked);
         if settled {
-            entry.tensors = buried.tensors;
+            entry.tensors = freed_entry.tensors;
         }
         if entry.tensors.is_empty() {
             self.resident_bytes -= std::mem::take(&mut entry.bytes);
         }
-        let Stage::Leaving { failures, .. } = entry.stage else { return };
+        let GenerationStage::Leaving { failures, .. } = entry.stage else { return };
         if tensors_gone {
             self.stats.freed += 1;
             self.stats.recovered += u64::from(failures > 0);
@@ -332,18 +336,18 @@ impl Ledger {
         let pause = self.free.retry_ms.saturating_mul(1 << failures.min(20));
         let pause = Duration::from_millis(pause.min(self.free.retry_max_ms).max(1));
         let failures = failures.saturating_add(1);
-        entry.stage = Stage::Leaving { failures, due: after(now, pause), in_hand: false };
+        entry.stage = GenerationStage::Leaving { failures, due: after(now, pause), in_hand: false };
         self.stats.parked_most = self.stats.parked_most.max(self.parked());
         self.give_up_excess();
     }
 
-    /// Those of others are given up when there are too many: their producer frees them in the end. Of our
-    /// own there are never more than slots.
+    /// Drops other producers' generations beyond the limit: their producer frees them eventually.
+    /// Own generations are limited by the slots.
     fn give_up_excess(&mut self) {
         while self.foreign > self.free.parked_max as usize {
-            let idle = |entry: &Entry| match entry.stage {
-                Stage::Leaving { in_hand, .. } => entry.own.is_none() && !in_hand,
-                Stage::Live | Stage::Putting { .. } => false,
+            let idle = |entry: &GenerationEntry| match entry.stage {
+                GenerationStage::Leaving { in_hand, .. } => entry.own.is_none() && !in_hand,
+                GenerationStage::Live | GenerationStage::Putting { .. } => false,
             };
             let Some(oldest) = self.generations.iter().find(|(_, entry)| idle(entry)) else {
                 return;
@@ -381,52 +385,51 @@ impl Ledger {
         }
     }
 
-    /// Whether this process must refuse the generation, whatever the store says.
+    /// Returns true if this process must refuse the generation, whatever the store says.
     pub(super) fn refuses(&self, generation: u64) -> bool {
         match self.generations.get(&generation).map(|entry| entry.stage) {
-            Some(Stage::Live) => false,
-            Some(Stage::Leaving { .. } | Stage::Putting { .. }) => true,
+            Some(GenerationStage::Live) => false,
+            Some(GenerationStage::Leaving { .. } | GenerationStage::Putting { .. }) => true,
             None => self.gone.contains(&generation),
         }
     }
 
-    pub(super) fn entry(&self, generation: u64) -> Option<&Entry> {
+    pub(super) fn entry(&self, generation: u64) -> Option<&GenerationEntry> {
         self.generations.get(&generation)
     }
 
-    pub(super) fn stage(&self, generation: u64) -> Option<Stage> {
+    pub(super) fn stage(&self, generation: u64) -> Option<GenerationStage> {
         self.generations.get(&generation).map(|entry| entry.stage)
     }
 
-    /// This producer's generations of a sample, the oldest first or not.
+    /// This producer's generations of a sample, in any order.
     pub(super) fn of_sample(&self, sample: &str) -> impl Iterator<Item = u64> {
         self.samples.get(sample).into_iter().flatten().copied()
     }
 
-    /// Up to so many of this producer's live generations that were not seen for so long, from `first` on, and the number
-    /// to go on with.
+    /// Up to `limit` of this producer's live generations that were not checked recently, from
+    /// `first` on, and the number to continue with.
     pub(super) fn live(
         &self,
         first: u64,
         max: usize,
         now: Instant,
         seen_for: Duration,
-    ) -> (Vec<Burial>, u64) {
+    ) -> (Vec<FreeingWork>, u64) {
         let is_due = |own: Own| own.seen.is_none_or(|seen| seen + seen_for <= now);
-        let live = self
-            .generations
-            .range(first..)
-            .filter(|(_, entry)| entry.stage == Stage::Live && entry.own.is_some_and(is_due));
-        let burial = |(generation, entry): (&u64, &Entry)| Burial {
+        let live = self.generations.range(first..).filter(|(_, entry)| {
+            entry.stage == GenerationStage::Live && entry.own.is_some_and(is_due)
+        });
+        let work = |(generation, entry): (&u64, &GenerationEntry)| FreeingWork {
             generation: *generation,
             entry: entry.clone(),
         };
-        let live: Vec<Burial> = live.take(max).map(burial).collect();
+        let live: Vec<FreeingWork> = live.take(max).map(work).collect();
         let next = live.last().filter(|_| live.len() == max).map_or(0, |last| last.generation + 1);
         (live, next)
     }
 
-    /// All of a generation was there just now.
+    /// Records that a generation was complete.
     pub(super) fn saw(&mut self, generation: u64, now: Instant) {
         if let Some(own) = self.own_mut(generation) {
             own.seen = Some(now);
@@ -435,17 +438,18 @@ impl Ledger {
 
     /// This producer's live generations that were put before `created_ms`.
     pub(super) fn older_than(&self, created_ms: u64) -> Vec<u64> {
-        let old = |entry: &Entry| {
-            entry.stage == Stage::Live && entry.own.is_some_and(|own| own.created_ms <= created_ms)
+        let old = |entry: &GenerationEntry| {
+            entry.stage == GenerationStage::Live
+                && entry.own.is_some_and(|own| own.created_ms <= created_ms)
         };
         let old = self.generations.iter().filter(|(_, entry)| old(entry));
         old.map(|(generation, _)| *generation).collect()
     }
 
-    /// The live generation that is there longest, its sample, and since when.
+    /// The oldest live generation, its sample, and its creation time.
     pub(super) fn oldest(&self) -> Option<(u64, &str, u64)> {
-        let own = |(generation, entry): (&u64, &'_ Entry)| {
-            let own = entry.own.filter(|_| entry.stage == Stage::Live)?;
+        let own = |(generation, entry): (&u64, &'_ GenerationEntry)| {
+            let own = entry.own.filter(|_| entry.stage == GenerationStage::Live)?;
             Some((own.created_ms, *generation))
         };
         let (created_ms, generation) = self.generations.iter().filter_map(own).min()?;
@@ -453,12 +457,12 @@ impl Ledger {
     }
 
     pub(super) fn stats(&self) -> FeatureStats {
-        let count = |wanted: fn(Stage) -> bool| {
+        let count = |wanted: fn(GenerationStage) -> bool| {
             self.generations.values().filter(|entry| wanted(entry.stage)).count() as u64
         };
         FeatureStats {
-            live: count(|stage| stage == Stage::Live),
-            putting: count(|stage| matches!(stage, Stage::Putting { .. })),
+            live: count(|stage| stage == GenerationStage::Live),
+            putting: count(|stage| matches!(stage, GenerationStage::Putting { .. })),
             parked: self.parked(),
             resident_bytes: self.resident_bytes,
             ..self.stats.clone()
@@ -466,9 +470,9 @@ impl Ledger {
     }
 
     fn parked(&self) -> u64 {
-        let is_parked = |entry: &&Entry| match entry.stage {
-            Stage::Leaving { failures, .. } => failures > 0,
-            Stage::Live | Stage::Putting { .. } => false,
+        let is_parked = |entry: &&GenerationEntry| match entry.stage {
+            GenerationStage::Leaving { failures, .. } => failures > 0,
+            GenerationStage::Live | GenerationStage::Putting { .. } => false,
         };
         self.generations.values().filter(is_parked).count() as u64
     }
@@ -490,6 +494,6 @@ impl Ledger {
     }
 }
 
-fn leaving(now: Instant) -> Stage {
-    Stage::Leaving { failures: 0, due: now, in_hand: false }
+fn leaving(now: Instant) -> GenerationStage {
+    GenerationStage::Leaving { failures: 0, due: now, in_hand: false }
 }

@@ -51,7 +51,7 @@ use serde::Serialize;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-pub use self::config::{FeatureConfig, Secret, WhenFull};
+pub use self::config::{FeatureConfig, FreeConfig, Secret, WhenFull};
 pub use self::dtype::Dtype;
 pub use self::error::FeatureError;
 pub use self::keys::OWNERS_MAX;
@@ -61,9 +61,9 @@ pub use self::stats::{FeatureStats, OldestSample};
 pub use self::tensor::{Tensor, TensorSpec};
 
 use self::keys::Keys;
-use self::ledger::{Entry, Ledger, Stage};
+use self::ledger::{GenerationEntry, GenerationLedger, GenerationStage};
 use self::notes::{NoteError, Notes};
-use self::owner::{Ownership, Registry};
+use self::owner::{NumberRegistry, Ownership};
 use self::record::RECORD_BYTES;
 use self::reference::Mac;
 use terrace_l3::backend::{ALIGNMENT, died, one_each};
@@ -71,71 +71,72 @@ use terrace_l3::{
     Arena, Get, GetOptions, ObjectId, Owner, Registration, Store, StoreError, Target, TierStats,
 };
 
-/// Samples of tensors in a [`Store`]. Clones are the same.
+/// Samples of tensors in a [`Store`]. Clones share it.
 ///
-/// Puts and frees run as tasks of their own, so it needs a tokio runtime with time.
+/// Puts and frees run in tasks of their own, so it needs a tokio runtime with time.
 #[derive(Clone, Debug)]
 pub struct FeatureStore {
-    shared: Arc<Shared>,
+    shared: Arc<FeatureCore>,
 }
 
-struct Shared {
+struct FeatureCore {
     store: Arc<dyn Store>,
     keys: Keys,
     config: FeatureConfig,
-    /// The number that this process has as a producer.
+    /// Number of this process as a producer.
     own: Option<Ownership>,
-    /// Whose pins those of this process are: the producer's, or all consumers'.
+    /// Owner of the pins of this process: the producer, or all consumers together.
     pins: Owner,
     notes: Notes,
-    ledger: Mutex<Ledger>,
+    ledger: Mutex<GenerationLedger>,
     clock: Clock,
-    /// Puts of one sample come one after the other to the point where they take effect.
+    /// Locks that serialise the puts of a sample up to the point where they take effect.
     claiming: [tokio::sync::Mutex<()>; 16],
-    /// Puts get room in the order in which they came.
+    /// Orders puts that wait for room by arrival.
     gate: tokio::sync::Mutex<()>,
     waiting: AtomicU64,
-    /// Something was freed.
+    /// Notified when room was freed.
     freed: Notify,
-    /// Where the search for what others have consumed goes on.
+    /// Generation at which the search for consumed samples continues.
     reap_from: Mutex<u64>,
 }
 
-/// What a release came to.
+/// Result of a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Released {
     /// The memory is free.
     Freed,
-    /// Nobody can read the sample any more, but some of its bytes could not be removed yet; gc goes on.
+    /// The sample is unreadable, but some of its bytes could not be removed yet; gc continues.
     Lingering,
-    /// Somebody else has ended the sample, or is about to.
+    /// The sample was ended elsewhere, or is about to be.
     AlreadyGone,
-    /// The sample stays for further epochs, as its producer wants it.
+    /// The sample stays for further epochs, as its producer has configured.
     Retained,
 }
 
-/// What a [`FeatureStore::gc`] did.
+/// Result of [`FeatureStore::gc`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct GcReport {
-    /// Samples of this producer that others have consumed, whose room is free again.
+    /// Samples of this producer that other processes have consumed, and whose room is free again.
     pub consumed: u64,
-    /// Samples that nobody released in time.
+    /// Samples that were not released in time.
     pub expired: u64,
-    /// Generations of which everything is removed.
+    /// Generations whose objects are all removed.
     pub freed: u64,
-    /// Generations that are still parked.
+    /// Generations whose freeing is still to be retried.
     pub parked: u64,
 }
 
 impl FeatureStore {
-    /// Opens the feature store that `config` names in `store`. A producer finds what it has put before.
+    /// Opens the feature store that `config` names in `store`. A producer finds the samples that it
+    /// put before.
     ///
-    /// A [`Guarded`](terrace_l3::Guarded) store must not remember what it could not read
-    /// (`negative_ttl_ms: 0`): the notes of other processes come and go under the same names.
+    /// A [`Guarded`](terrace_l3::Guarded) store must not have a negative cache (`negative_ttl_ms:
+    /// 0`): notes of other processes appear and disappear under the same names.
     ///
     /// # Errors
-    /// When the settings cannot work or the store cannot be read.
+    /// If the settings are invalid or the store cannot be read.
     pub async fn open(store: Arc<dyn Store>, config: FeatureConfig) -> Result<Self, FeatureError> {
         config.check()?;
         let keys = Keys::new(&config.store)?;
@@ -147,7 +148,7 @@ impl FeatureStore {
         let pins = pins_of(config.owner);
         let mut notes = Notes::new(store.clone(), pins, config.secret.clone()).map_err(failed)?;
         let (clock, durable) = (Clock::new(), config.durable);
-        let registry = Registry { keys: &keys, notes: &notes, clock, durable };
+        let registry = NumberRegistry { keys: &keys, notes: &notes, clock, durable };
         let own = match config.owner {
             Some(number) => Some(registry.take(number).await?),
             None if config.find_owner => Some(registry.find().await?),
@@ -155,11 +156,11 @@ impl FeatureStore {
         };
         let pins = pins_of(own.as_ref().map(|own| own.number));
         notes.pin_for(pins);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(FeatureCore {
             pins,
             notes,
             own,
-            ledger: Mutex::new(Ledger::new(&config)),
+            ledger: Mutex::new(GenerationLedger::new(&config)),
             store,
             keys,
             clock,
@@ -176,23 +177,23 @@ impl FeatureStore {
         Ok(Self { shared })
     }
 
-    /// Lets the store use the arena until the registration is dropped: tensors are put from, and read
-    /// into, registered memory only.
+    /// Lets the store use the arena until the registration is dropped: tensors are put from
+    /// registered memory and read into registered memory only.
     ///
     /// # Errors
-    /// When the arena is registered already, or the store cannot take it.
+    /// If the arena is registered already, or the store cannot use it.
     pub fn register(&self, arena: &Arena) -> Result<Registration, FeatureError> {
         self.shared.store.register(arena).map_err(|error| self.shared.failed(error))
     }
 
-    /// Puts a sample. Earlier generations of it, whoever put them, cannot be had any more when this
-    /// returns; if it fails they are as they were, unless the error says otherwise.
+    /// Puts a sample. When this returns, earlier generations of it from any producer are
+    /// unreadable. If it fails they are unchanged, unless the error says otherwise.
     ///
-    /// Dropping the future calls the put off.
+    /// Dropping the future cancels the put.
     ///
     /// # Errors
-    /// When the tensors cannot be a sample, the budget is used up, another put of the sample is later, or
-    /// the store fails. Nothing of the sample can be read then, and what there is of it is freed.
+    /// If the tensors cannot be a sample, the budget is used up, another put of the sample is
+    /// later, or the store fails. The sample is then unreadable, and its remains are freed.
     pub async fn put(
         &self,
         sample: &str,
@@ -205,12 +206,12 @@ impl FeatureStore {
         result
     }
 
-    /// Puts the sample whose ref was [promised](FeatureRef::promise), once. Everything else is as with
-    /// [`FeatureStore::put`]; whoever has the ref may read the sample from the moment on when its last tensor is
-    /// there.
+    /// Puts the sample whose ref was [promised](FeatureRef::promise), once. Otherwise like
+    /// [`FeatureStore::put`]; a consumer that has the ref can read the sample as soon as its last
+    /// tensor is stored.
     ///
     /// # Errors
-    /// As [`FeatureStore::put`], and when the promise is none of this producer's.
+    /// Like [`FeatureStore::put`], and if the promise is not of this producer.
     pub async fn keep(
         &self,
         promise: &FeatureRef,
@@ -231,24 +232,24 @@ impl FeatureStore {
         result.map(drop)
     }
 
-    /// Reads a sample into memory made for it.
+    /// Reads a sample into new memory.
     ///
     /// # Errors
     /// [`FeatureError::Gone`] after a release, an abort, a supersession or `max_hold_ms`;
-    /// [`FeatureError::Damaged`] if any tensor is short or damaged; and what the store says.
+    /// [`FeatureError::Damaged`] if a tensor is short or damaged; and errors of the store.
     pub async fn get(&self, reference: &FeatureRef) -> Result<Vec<Tensor>, FeatureError> {
         self.shared.check(reference)?;
         let mut arenas = Vec::with_capacity(reference.tensors.len());
         for tensor in &reference.tensors {
             let bytes = size(tensor)?;
-            // As large as direct IO wants it, so that every kind of store needs no copy.
+            // Rounded up to the alignment of direct IO, so that no kind of store needs a copy.
             let arena = Arena::with_headroom(1, bytes.max(1).next_multiple_of(ALIGNMENT))
                 .map_err(|error| self.shared.failed(StoreError::io("allocating memory", &error)))?;
             let registration = self.register(&arena)?;
             arenas.push((arena, registration, bytes));
         }
         let target = |(arena, _, bytes): &(Arena, Registration, usize)| {
-            arena.target(0).expect("nobody else knows it").first(*bytes)
+            arena.target(0).expect("the arena is new").first(*bytes)
         };
         self.get_into(reference, arenas.iter().map(target).collect()).await?;
         let tensor = |(spec, (arena, _, bytes)): (&TensorSpec, &(Arena, _, usize))| {
@@ -258,11 +259,11 @@ impl FeatureStore {
         Ok(reference.tensors.iter().zip(&arenas).map(tensor).collect())
     }
 
-    /// Reads a sample into registered memory of the caller's, one target for each tensor in the order of
-    /// the ref, each exactly as long as its tensor.
+    /// Reads a sample into registered memory of the caller, with one target per tensor in the order
+    /// of the ref, each exactly as long as its tensor.
     ///
     /// # Errors
-    /// As [`FeatureStore::get`]; the content of all targets is undefined then.
+    /// Like [`FeatureStore::get`]; the content of all targets is then undefined.
     pub async fn get_into(
         &self,
         reference: &FeatureRef,
@@ -291,12 +292,12 @@ impl FeatureStore {
         result
     }
 
-    /// Says that the sample is used up: it cannot be had any more, in any process, and its memory is freed
-    /// at once, whatever leases say. Of a generation that was superseded it frees nothing else.
+    /// Consumes the sample: it becomes unreadable in every process, and its memory is freed at
+    /// once, regardless of leases. Releasing a superseded generation frees nothing else.
     ///
     /// # Errors
-    /// [`FeatureError::NotRevoked`] if the store could not be told: this process refuses the ref all the
-    /// same, and gc goes on telling the store.
+    /// [`FeatureError::NotRevoked`] if that could not be recorded in the store: this process
+    /// refuses the ref all the same, and gc retries.
     pub async fn release(&self, reference: FeatureRef) -> Result<Released, FeatureError> {
         let shared = &self.shared;
         shared.check(&reference)?;
@@ -309,7 +310,7 @@ impl FeatureStore {
         }
         let entry = shared.entry(&reference.sample, shared.tensor_ids(&reference));
         let note = shared.keys.revocation(&reference.sample, reference.generation);
-        // If that cannot be told, it is not known to be gone.
+        // If that is unknown, the sample is not known to be gone.
         let revoked = shared.notes.is_there(note).await == Ok(true);
         let freed = shared.end(reference.generation, entry).await;
         if !freed.found || revoked {
@@ -320,11 +321,12 @@ impl FeatureStore {
         Ok(if freed.complete { Released::Freed } else { Released::Lingering })
     }
 
-    /// Calls a sample off: no generation of it can be had any more, whoever has put it, and puts of it
-    /// under way in this process fail. Answers how many there were.
+    /// Aborts a sample: all generations of it become unreadable, from any producer, and active puts
+    /// of it in this process fail. Returns the number of generations.
     ///
     /// # Errors
-    /// When the store could not be asked or told. This process refuses what it knows all the same.
+    /// If the store could not be read or written. This process refuses the known generations all
+    /// the same.
     pub async fn abort(&self, sample: &str) -> Result<u64, FeatureError> {
         let shared = &self.shared;
         keys::check_sample(sample)?;
@@ -346,45 +348,46 @@ impl FeatureStore {
         failure.map_or(Ok(aborted), Err)
     }
 
-    /// Frees what others have consumed, what nobody has released in time, and what could not be freed
-    /// before. To be called every second or so; a put that waits for room does it as well. A sample that was there is
-    /// looked at again after [`FeatureConfig::recheck_ms`], or when more than three quarters of the budget are in use.
+    /// Frees consumed and expired samples, and retries failed frees. Call it about once per second;
+    /// a put that waits for room does it as well. A complete sample is checked again after
+    /// [`FeatureConfig::recheck_ms`], or if more than three quarters of the budget are in use.
     ///
     /// # Errors
-    /// When the store could not be asked; everything else was done. [`FeatureError::Fenced`] when another process has this
-    /// producer's number.
+    /// If the store could not be read; everything else was done. [`FeatureError::Fenced`] if
+    /// another process has this producer's number.
     pub async fn gc(&self) -> Result<GcReport, FeatureError> {
         let recheck = match self.shared.is_short_of_room() {
-            // A put may be about to wait, or be held back by an engine that asks for the stats.
+            // A put may be about to wait, or an engine may hold it back because of the statistics.
             true => Duration::ZERO,
             false => Duration::from_millis(self.shared.config.recheck_ms),
         };
         self.shared.gc(recheck).await
     }
 
-    /// The number of this producer; `None` for a consumer.
+    /// Number of this producer; `None` for a consumer.
     #[must_use]
     pub fn owner(&self) -> Option<u16> {
         self.shared.number()
     }
 
-    /// Ends the work as a producer. If none of its samples is left, its number is free for others; otherwise it is taken up
-    /// by the next process that has this number, or that finds it after some minutes without a sign of this one.
+    /// Ends the work as a producer. If no sample is left, the number becomes free. Otherwise the
+    /// next process that uses this number takes over, or one that finds it after some minutes
+    /// without a heartbeat.
     ///
     /// # Errors
-    /// When the store could not be asked or told.
+    /// If the store could not be read or written.
     pub async fn close(&self) -> Result<(), FeatureError> {
         self.shared.give_number_back().await
     }
 
-    /// Waits until nobody can want any sample of this producer any more: each was consumed, or nobody has
-    /// released it in time. A producer whose store has samples in memory of this process, like a segment that
-    /// it offers to a cluster, waits for this before it shuts the store down. Without `max_hold_ms` that may
-    /// take for ever. It ends when another process has this producer's number, and with it the samples.
+    /// Waits until all samples of this producer are consumed or expired. A producer whose store
+    /// keeps samples in this process's memory, such as a segment contributed to a cluster, waits
+    /// for this before it shuts the store down. Without `max_hold_ms` the wait is unbounded. It
+    /// ends if another process takes this producer's number, and with it the samples.
     pub async fn consumed(&self) {
         const PAUSE: Duration = Duration::from_millis(100);
         loop {
-            // A store that cannot be asked now may be asked later; time goes on meanwhile.
+            // The store may be reachable again later; expiry continues meanwhile.
             if let Err(FeatureError::Fenced { .. }) = self.shared.gc(PAUSE).await {
                 return;
             }
@@ -396,8 +399,8 @@ impl FeatureStore {
         }
     }
 
-    /// The keys of a sample's tensors and the objects that have their bytes, for those who look into the
-    /// store itself.
+    /// Keys of a sample's tensors and the objects with their bytes, for tools that inspect the
+    /// store.
     #[must_use]
     pub fn objects(&self, reference: &FeatureRef) -> Vec<(String, ObjectId)> {
         let FeatureRef { sample, generation, tensors, .. } = reference;
@@ -413,25 +416,26 @@ impl FeatureStore {
     }
 }
 
-impl Shared {
+impl FeatureCore {
     fn number(&self) -> Option<u16> {
         self.own.as_ref().map(|own| own.number)
     }
 
-    /// The part of the store that keeps what is pinned.
+    /// Tier that keeps pinned objects.
     fn lowest_tier(&self) -> TierStats {
         let stats = self.store.stats();
         stats.remote.or(stats.disk).or(stats.memory).unwrap_or_default()
     }
 
-    /// What a sample with tensors of these sizes takes of the store, with its record and its claim.
+    /// Bytes of the store that a sample with tensors of these sizes takes, with its record and its
+    /// claim.
     fn footprint(&self, sizes: impl Iterator<Item = u64>) -> u64 {
         let slot_bytes = self.lowest_tier().slot_bytes;
         let notes = [RECORD_BYTES as u64; 2].into_iter();
         sizes.chain(notes).map(|bytes| bytes.max(slot_bytes)).sum()
     }
 
-    /// Whether the ref is one of this store's, and no forgery.
+    /// Checks that the ref belongs to this store, and is authentic.
     fn check(&self, reference: &FeatureRef) -> Result<(), FeatureError> {
         if reference.store != self.keys.store() {
             let (expected, found) = (self.keys.store().to_owned(), reference.store.clone());
@@ -468,7 +472,8 @@ impl Shared {
             let key = || self.keys.tensor_key(sample, *generation, &tensor.name);
             match result {
                 Ok(_) => {}
-                // Without one of its tensors there is no sample, whatever ails the others.
+                // A missing tensor makes the sample unreadable, whatever the errors of the others
+                // are.
                 Err(StoreError::Missing | StoreError::Superseded { .. }) => return Err(gone()),
                 Err(error @ (StoreError::Corrupt(_) | StoreError::Length { .. })) => {
                     failure = Some(FeatureError::Damaged { key: key(), error });
@@ -490,7 +495,7 @@ impl Shared {
         self.check_contents(reference, pages).await
     }
 
-    /// With a secret, whether the tensors that were read into these pages are those of the ref.
+    /// With a secret, verifies that the tensors read into these pages are those of the ref.
     async fn check_contents(
         &self,
         reference: &FeatureRef,
@@ -528,8 +533,8 @@ impl Shared {
         Err(FeatureError::ForgedObject { what: "the tensor", key })
     }
 
-    /// Whether the tensors of a promised sample are those that its producer has claimed. Before that they are not there
-    /// for anybody.
+    /// Verifies that the tensors of a promised sample are those that its producer has claimed.
+    /// Before the claim they count as absent.
     async fn check_noted(
         &self,
         reference: &FeatureRef,
@@ -555,9 +560,9 @@ impl Shared {
         tensors.iter().map(id).collect()
     }
 
-    /// What is noted of another producer's generation that is to be freed here.
-    fn entry(&self, sample: &str, tensors: Vec<ObjectId>) -> Entry {
-        Entry {
+    /// Entry for another producer's generation that is to be freed here.
+    fn entry(&self, sample: &str, tensors: Vec<ObjectId>) -> GenerationEntry {
+        GenerationEntry {
             sample: sample.into(),
             tensors,
             bytes: 0,
@@ -565,7 +570,7 @@ impl Shared {
             dead: false,
             revoked: false,
             unsettled_until: None,
-            stage: Stage::Live,
+            stage: GenerationStage::Live,
         }
     }
 
@@ -573,7 +578,7 @@ impl Shared {
         FeatureError::Store { key: self.keys.store().to_owned(), error }
     }
 
-    /// Why a note about something could not be read.
+    /// Error of a note that could not be read.
     fn note_failed(&self, what: &'static str, key: &str, error: NoteError) -> FeatureError {
         match error {
             NoteError::Store(error) => self.failed(error),
@@ -596,7 +601,7 @@ impl Shared {
     }
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for FeatureCore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FeatureStore")
             .field("store", &self.store)
@@ -605,8 +610,8 @@ impl fmt::Debug for Shared {
     }
 }
 
-/// Milliseconds since 1970, as they were at the start and went on since: a clock that is set meanwhile
-/// changes nothing.
+/// Milliseconds since 1970, advancing monotonically from the start: later clock changes have no
+/// effect.
 #[derive(Clone, Copy, Debug)]
 struct Clock {
     born_ms: u64,
@@ -625,7 +630,7 @@ impl Clock {
     }
 }
 
-/// Whether these can be the tensors of a sample.
+/// Checks that these can be the tensors of a sample.
 fn check_specs(tensors: &[TensorSpec]) -> Result<(), FeatureError> {
     if !(1..=TENSORS_MAX).contains(&tensors.len()) {
         return Err(FeatureError::TensorCount { found: tensors.len(), max: TENSORS_MAX });

@@ -1,4 +1,4 @@
-//! Small objects that a feature store keeps beside tensors, and the memory that they come and go through.
+//! Small objects that a feature store keeps beside tensors, and the pages for transferring them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,30 +11,30 @@ use terrace_l3::{
     PutOptions, Registration, Removal, Results, Store, StoreError, Stored,
 };
 
-/// How many notes are on their way at a time.
+/// Maximum number of notes in transfer.
 const PAGES: u32 = 64;
 
-/// How many are read in one call.
+/// Maximum number of notes read in one call.
 const BATCH: usize = 16;
 
-/// How many objects are asked about in one call.
+/// Maximum number of objects looked up in one call.
 pub(super) const ASK_BATCH: usize = 256;
 
 /// Writes and reads notes.
 #[derive(Debug)]
 pub(super) struct Notes {
     store: Arc<dyn Store>,
-    /// Whose pins keep them.
+    /// Owner of the pins that keep the notes.
     owner: Owner,
     secret: Option<Secret>,
     pages: PagePool,
     _registration: Registration,
 }
 
-/// Why notes could not be read.
+/// Reason why notes could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum NoteError {
-    /// One was not written by somebody who knows the secret.
+    /// A note was not written with the secret.
     Forged,
     /// The store failed.
     Store(StoreError),
@@ -59,13 +59,13 @@ impl Notes {
         Ok(Self { store, owner, secret, pages, _registration: registration })
     }
 
-    /// From now on notes have the pins of this owner.
+    /// Sets the owner of the pins of further notes.
     pub(super) fn pin_for(&mut self, owner: Owner) {
         self.owner = owner;
     }
 
-    /// Writes a note that nothing evicts. What was left under the name by a former life of this process is
-    /// in the way once.
+    /// Writes a note that cannot be evicted. A note that an earlier run of this process left under
+    /// the name is replaced.
     pub(super) async fn write(
         &self,
         id: ObjectId,
@@ -88,7 +88,7 @@ impl Notes {
         Err(StoreError::BeingWritten)
     }
 
-    /// Writes a note where others write too, unless one of theirs is there.
+    /// Writes a note in a place shared with other producers, unless it is taken.
     pub(super) async fn write_if_free(
         &self,
         id: ObjectId,
@@ -98,7 +98,7 @@ impl Notes {
         let page = self.filled(&id, record).await?;
         match self.put(id, &page, durable).await {
             Ok(Stored::AlreadyThere) => {
-                // It has got a pin of ours, which is not ours to give.
+                // The existing note has received our pin; undo that.
                 drop(self.store.unpin(&[id], Pin::Hard(self.owner)).await);
                 Ok(Stored::AlreadyThere)
             }
@@ -107,7 +107,7 @@ impl Notes {
         }
     }
 
-    /// A page with a note on it.
+    /// A page with an encoded note.
     async fn filled(&self, id: &ObjectId, record: &Record) -> Result<PooledPage, StoreError> {
         let page = self.pages(1).await?.remove(0);
         let mut bytes = page.target(RECORD_BYTES).map_err(lent)?;
@@ -127,7 +127,7 @@ impl Notes {
         one_each(self.store.put_from(vec![put], options).await, 1).remove(0)
     }
 
-    /// Removes objects, whoever has pinned them.
+    /// Removes objects, regardless of pins.
     pub(super) async fn remove(&self, ids: &[ObjectId]) -> Results<()> {
         let mut results = Vec::with_capacity(ids.len());
         for ids in ids.chunks(ASK_BATCH) {
@@ -137,7 +137,7 @@ impl Notes {
         results
     }
 
-    /// Reads records. What is none is damaged.
+    /// Reads records. Anything else counts as damaged.
     pub(super) async fn read(&self, ids: &[ObjectId]) -> Vec<Result<Record, NoteError>> {
         let mut records = Vec::with_capacity(ids.len());
         for ids in ids.chunks(BATCH) {
@@ -170,14 +170,14 @@ impl Notes {
         Ok(results.into_iter().zip(&pages).zip(ids).map(verify).collect())
     }
 
-    /// Pages that nobody uses.
+    /// Takes free pages.
     async fn pages(&self, count: usize) -> Result<Vec<PooledPage>, StoreError> {
         const PATIENCE: Duration = Duration::from_secs(10);
         let pages = tokio::time::timeout(PATIENCE, self.pages.take(count)).await;
         pages.map_err(|_| StoreError::TimedOut(PATIENCE))
     }
 
-    /// Which objects are there, as far as it can be told.
+    /// Looks up objects, where their state can be determined.
     pub(super) async fn are_there(&self, ids: &[ObjectId]) -> Results<bool> {
         let mut found = Vec::with_capacity(ids.len());
         for ids in ids.chunks(ASK_BATCH) {
@@ -188,13 +188,14 @@ impl Notes {
         found
     }
 
-    /// Whether a note is there whose being there says it all. With a secret it must be authentic, too.
+    /// Checks whether a note exists whose existence is its content. With a secret it must be
+    /// authentic, too.
     pub(super) async fn is_there(&self, id: ObjectId) -> Result<bool, NoteError> {
         let is_there = self.are_there(&[id]).await.remove(0)?;
         if is_there { self.is_authentic(id).await } else { Ok(false) }
     }
 
-    /// Whether a note that was there a moment ago is there still, and authentic.
+    /// Checks that a note that was present still is, and is authentic.
     pub(super) async fn is_authentic(&self, id: ObjectId) -> Result<bool, NoteError> {
         if self.secret.is_none() {
             return Ok(true);
@@ -206,8 +207,8 @@ impl Notes {
         }
     }
 
-    /// The records among `ids` that are there, each with its id. One that cannot be asked for or read says
-    /// nothing, so the whole answer fails.
+    /// Existing records among `ids`, each with its id. Fails if any of them cannot be looked up or
+    /// read.
     pub(super) async fn find(
         &self,
         ids: &[ObjectId],
@@ -222,7 +223,7 @@ impl Notes {
         for (id, result) in there.iter().zip(self.read(&there).await) {
             match result {
                 Ok(record) => found.push((*id, record)),
-                // Removed since.
+                // Removed meanwhile.
                 Err(NoteError::Store(StoreError::Missing)) => {}
                 Err(error) => return Err(error),
             }
@@ -230,8 +231,8 @@ impl Notes {
         Ok(found)
     }
 
-    /// As [`Notes::find`], but what is damaged is left out: a store removes it, so that it cannot be read
-    /// at the next try either.
+    /// Like [`Notes::find`], without damaged records: a store removes them, so they cannot be read
+    /// at the next attempt either.
     pub(super) async fn find_sound(
         &self,
         ids: &[ObjectId],
@@ -247,7 +248,7 @@ impl Notes {
     }
 }
 
-/// A page that is not where it should be.
+/// A page that should be free is lent.
 fn lent(_: Lent) -> StoreError {
     StoreError::BeingWritten
 }

@@ -1,13 +1,14 @@
-//! The number of a producer, which one process has at a time.
+//! Exclusive use of a producer's number by one process.
 //!
-//! Whoever takes a number writes notes with an *epoch*, higher than that of all notes that are there, removes the lower
-//! ones, and only then looks for the samples of its number. A process whose notes are gone has lost its number and
-//! changes nothing any more that belongs to it. It looks for a note after each claim: either it finds none, and the
-//! sample was never complete, or whoever takes the number finds the claim. If nobody has the number, as when the store has
-//! lost all, it takes the number again for what begins from then on.
+//! A process takes a number by writing notes with an *epoch* higher than that of all existing
+//! notes, removing the lower ones, and only then looking for the samples of its number. A process
+//! whose notes are gone has lost its number and changes nothing of it any more. It checks its notes
+//! after each claim. Either they are gone, and the sample was never complete; or the process that
+//! takes the number finds the claim. If no process has the number, for example because the store
+//! lost everything, it takes the number again for later puts.
 //!
-//! The notes are in several places, so that one node that does not answer keeps nobody from working: all of them must be
-//! removed to take the number, and one that is there is enough to have it.
+//! The notes are replicated, so that one unreachable node does not block the process: all of them
+//! must be removed to take the number, and one is enough to have it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,51 +19,51 @@ use super::error::FeatureError;
 use super::keys::{Keys, OWNER_CELLS, OWNER_COPIES, OWNERS_MAX};
 use super::notes::{NoteError, Notes};
 use super::record::Record;
-use super::{Clock, Shared, generation};
+use super::{Clock, FeatureCore, generation};
 use terrace_l3::{ObjectId, StoreError, Stored};
 
-/// How often a process shows that it has the number that it found free.
-const SHOW_MS: u64 = 20_000;
+/// Interval of the heartbeats of a process that found its number free.
+const HEARTBEAT_MS: u64 = 20_000;
 
-/// After so long without a sign of its process, a number that was found free is free again.
+/// Time without a heartbeat after which a number that was found free is free again.
 pub(super) const STALE_MS: u64 = 5 * 60_000;
 
-/// What the notes of a number say that was found free: others may take it when its process is gone. The numbers of all
-/// others are kept for them.
+/// Marker in the notes of a number that was found free: other processes may take it when its
+/// process is gone. All other numbers are reserved.
 const FOUND: &str = "found";
 
-/// What this process knows about its number.
+/// State of this process's number.
 #[derive(Debug)]
 pub(super) struct Ownership {
     pub(super) number: u16,
-    pub(super) held: Mutex<Held>,
+    pub(super) held: Mutex<NumberProof>,
     was_found: bool,
     pub(super) shown_ms: AtomicU64,
-    /// Another process has the number, or it was given back.
+    /// Another process has the number, or it was returned.
     is_lost: AtomicBool,
-    /// One call at a time looks whether nobody has the number.
+    /// Lets one call at a time check whether no process has the number.
     regaining: tokio::sync::Mutex<()>,
 }
 
-/// By what this process has its number.
+/// Proof that this process has its number.
 #[derive(Clone, Debug)]
-pub(super) struct Held {
+pub(super) struct NumberProof {
     epoch: u64,
-    /// The notes that say so.
+    /// Its notes.
     pub(super) notes: Vec<ObjectId>,
 }
 
-/// What is needed to take a number.
+/// Context for taking a number.
 #[derive(Debug)]
-pub(super) struct Registry<'a> {
+pub(super) struct NumberRegistry<'a> {
     pub(super) keys: &'a Keys,
     pub(super) notes: &'a Notes,
     pub(super) clock: Clock,
     pub(super) durable: bool,
 }
 
-impl Registry<'_> {
-    /// Takes a number, whoever has it.
+impl NumberRegistry<'_> {
+    /// Takes a number from any process that has it.
     pub(super) async fn take(&self, number: u16) -> Result<Ownership, FeatureError> {
         let taken = self.notes_of(number).await.map_err(|error| self.failed(number, error))?;
         let was_found = taken.first().is_some_and(|(_, record)| record.sample == FOUND);
@@ -70,12 +71,12 @@ impl Registry<'_> {
         own.ok_or_else(|| fenced(self.keys, number))
     }
 
-    /// Takes a number that nobody has: one whose process is gone for long, with what it has left, or one that was never
-    /// used, beginning with the highest, since people choose low ones.
+    /// Takes a free number: one whose process is long gone, with the samples that it left, or an
+    /// unused one, starting with the highest, since people choose low ones.
     pub(super) async fn find(&self) -> Result<Ownership, FeatureError> {
         let mut unused = None;
         for number in (0..OWNERS_MAX).rev() {
-            // Whose notes cannot be read has the number, as far as is known.
+            // A number with unreadable notes counts as taken.
             let Ok(taken) = self.notes_of(number).await else { continue };
             let is_free = if taken.is_empty() { true } else { self.is_stale(number, &taken).await };
             if !is_free {
@@ -90,7 +91,7 @@ impl Registry<'_> {
             }
         }
         for number in (0..=unused.unwrap_or(0)).rev() {
-            // Of two that look at the same time, the one that is told so looks on.
+            // If two processes try concurrently, the one that loses continues the search.
             if let Ok(taken) = self.notes_of(number).await
                 && taken.is_empty()
                 && let Some(own) = self.try_to_take(number, &taken, true, true).await?
@@ -107,7 +108,7 @@ impl Registry<'_> {
         self.notes.find_sound(&self.keys.owners(number)).await
     }
 
-    /// Whether the process that found this number free has shown nothing of itself for long.
+    /// Returns true if the process that found this number free has sent no heartbeat for long.
     async fn is_stale(&self, number: u16, taken: &[(ObjectId, Record)]) -> bool {
         let Ok(shown) = self.notes.find_sound(&self.keys.signs_of(number)).await else {
             return false;
@@ -117,8 +118,8 @@ impl Registry<'_> {
         all_found && last_ms.unwrap_or(0).saturating_add(STALE_MS) < self.clock.now_ms()
     }
 
-    /// Takes a number of which these notes are there, unless somebody else does at the same time: with a higher epoch, or,
-    /// if it `gives_way`, with any.
+    /// Takes a number that has these notes, unless another process does so concurrently: with a
+    /// higher epoch, or, if it `gives_way`, with any.
     async fn try_to_take(
         &self,
         number: u16,
@@ -164,7 +165,7 @@ impl Registry<'_> {
             match removed {
                 Ok(()) | Err(StoreError::Missing) => {}
                 Err(error) => {
-                    // Its process may have it still.
+                    // Its process may still have it.
                     drop(self.notes.remove(&notes).await);
                     return Err(failed(error.into()));
                 }
@@ -172,7 +173,7 @@ impl Registry<'_> {
         }
         Ok(Some(Ownership {
             number,
-            held: Mutex::new(Held { epoch, notes }),
+            held: Mutex::new(NumberProof { epoch, notes }),
             was_found,
             shown_ms: AtomicU64::new(now_ms),
             is_lost: AtomicBool::new(false),
@@ -180,7 +181,7 @@ impl Registry<'_> {
         }))
     }
 
-    /// Writes a note in each place, where nobody else's is, and answers whether there was room for it.
+    /// Writes a note to a free cell of each copy, and returns whether there was one.
     async fn write(
         &self,
         number: u16,
@@ -201,10 +202,10 @@ impl Registry<'_> {
                         has_room = true;
                         break;
                     }
-                    // Somebody takes it at the same time, or died over it.
+                    // Another process is taking it, or died while it did.
                     Ok(Stored::AlreadyThere) | Err(StoreError::BeingWritten) => {}
                     Err(error) => {
-                        // If its answer is lost, it may be there.
+                        // If the result was lost, the note may exist.
                         notes.push(id);
                         return Err(error);
                     }
@@ -230,9 +231,10 @@ fn fenced(keys: &Keys, owner: u16) -> FeatureError {
     FeatureError::Fenced { store: keys.store().to_owned(), owner }
 }
 
-impl Shared {
-    /// Fails if another process has taken this producer's number, otherwise answers the epoch by which this one has it.
-    /// Consumers have none. What began in an epoch ends in it: `since` is the answer of the first look.
+impl FeatureCore {
+    /// Fails if another process has taken this producer's number, otherwise returns the epoch of
+    /// this process. Consumers have none. An operation must end in the epoch in which it began:
+    /// `since` is the result of its first check.
     pub(super) async fn check_owner(&self, since: Option<u64>) -> Result<u64, FeatureError> {
         let Some(own) = &self.own else { return Ok(0) };
         let held = own.held.lock().clone();
@@ -245,7 +247,7 @@ impl Shared {
             match self.notes.read(&[*note]).await.remove(0) {
                 Ok(record) if record.generation == held.epoch => return Ok(held.epoch),
                 Ok(_) | Err(NoteError::Store(StoreError::Missing)) => {}
-                // The holder of another may answer.
+                // The holder of another copy may answer.
                 Err(error) => unknown = Some(error),
             }
         }
@@ -254,14 +256,14 @@ impl Shared {
             return Err(self.note_failed("a note of", &whose, error));
         }
         match since {
-            // Somebody may have had the number meanwhile, and has removed what was not complete.
+            // Another process may have had the number meanwhile, and removed incomplete samples.
             Some(_) => Err(fenced(&self.keys, own.number)),
             None => self.regain(own, held.epoch).await,
         }
     }
 
-    /// No note says that this process has its number. If none says that another has it, the store has lost all, or
-    /// somebody has given it back, and it can be had again.
+    /// Takes the number again after the notes of this process are gone. If no notes of another
+    /// process exist, the store has lost everything, or the number was returned.
     async fn regain(&self, own: &Ownership, former: u64) -> Result<u64, FeatureError> {
         let _alone = own.regaining.lock().await;
         let now = own.held.lock().epoch;
@@ -269,7 +271,7 @@ impl Shared {
             return Ok(now);
         }
         let (keys, notes, clock) = (&self.keys, &self.notes, self.clock);
-        let registry = Registry { keys, notes, clock, durable: self.config.durable };
+        let registry = NumberRegistry { keys, notes, clock, durable: self.config.durable };
         let taken = registry.notes_of(own.number).await;
         let taken = taken.map_err(|error| registry.failed(own.number, error))?;
         let again = match taken.is_empty() {
@@ -280,19 +282,19 @@ impl Shared {
             own.is_lost.store(true, Ordering::Release);
             return Err(fenced(&self.keys, own.number));
         };
-        // Where claims of this process were, others may have theirs by now.
-        self.ledger.lock().doubt_cells();
+        // Other producers may have claims in the cells of this process by now.
+        self.ledger.lock().distrust_cells();
         let held = again.held.into_inner();
         let epoch = held.epoch;
         *own.held.lock() = held;
         Ok(epoch)
     }
 
-    /// Shows others now and then that the process is there which has found this number free.
-    pub(super) async fn show(&self) {
+    /// Writes a heartbeat if this process found its number free and one is due.
+    pub(super) async fn send_heartbeat(&self) {
         let Some(own) = self.own.as_ref().filter(|own| own.was_found) else { return };
         let (now_ms, shown_ms) = (self.clock.now_ms(), own.shown_ms.load(Ordering::Relaxed));
-        if now_ms < shown_ms + SHOW_MS {
+        if now_ms < shown_ms + HEARTBEAT_MS {
             return;
         }
         own.shown_ms.store(now_ms, Ordering::Relaxed);
@@ -303,14 +305,14 @@ impl Shared {
             created_ms: now_ms,
             ..Record::default()
         };
-        // One sign stays while the other is written. If neither can be, others take the process for gone in the end, and it
-        // is told so.
+        // One heartbeat note stays while the other is written. If neither can be written, other
+        // processes eventually treat this one as gone, and its puts are fenced.
         let signs = self.keys.signs_of(own.number);
-        let sign = signs[(now_ms / SHOW_MS) as usize % signs.len()];
+        let sign = signs[(now_ms / HEARTBEAT_MS) as usize % signs.len()];
         drop(self.notes.write(sign, &record, false).await);
     }
 
-    /// Gives the number back if nothing in the store is this producer's. Nothing can be put from now on.
+    /// Returns the number if nothing in the store belongs to this producer. Later puts fail.
     pub(super) async fn give_number_back(self: &Arc<Self>) -> Result<(), FeatureError> {
         let Some(own) = &self.own else { return Ok(()) };
         match self.check_owner(None).await {

@@ -1,4 +1,4 @@
-//! Putting a sample: room, record, tensors, claim, and the end of what it supersedes.
+//! Puts: room, record, tensors, claim, and freeing of superseded generations.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,23 +11,23 @@ use tokio::time::Instant;
 use super::config::WhenFull;
 use super::error::FeatureError;
 use super::keys::{CELLS, first_cell};
-use super::ledger::{Cell, Entry, Room, Stage};
+use super::ledger::{Cell, GenerationEntry, GenerationStage, SampleRoom};
 use super::notes::NoteError;
 use super::record::Record;
 use super::reference::{FeatureRef, Mac};
 use super::tensor::{Tensor, TensorSpec};
-use super::{Shared, check_bytes, check_specs, generation, keys};
+use super::{FeatureCore, check_bytes, check_specs, generation, keys};
 use terrace_l3::backend::{after, died, one_each};
 use terrace_l3::{ObjectId, Pin, Put, PutOptions, StoreError, Stored};
 
-/// A put that has found room, and is not over.
+/// An active put that has room.
 struct Putting {
-    shared: Arc<Shared>,
+    shared: Arc<FeatureCore>,
     sample: Arc<str>,
     generation: u64,
-    /// By what this process had its number when it began.
+    /// Epoch of the number when the put began.
     epoch: u64,
-    /// Places that claims of others were in when it began.
+    /// Cells with claims of other producers when it began.
     taken: Vec<u8>,
     over: bool,
 }
@@ -40,30 +40,30 @@ impl Drop for Putting {
     }
 }
 
-/// What a put writes, in this order.
+/// Objects of a put, in the order of writing.
 #[derive(Clone, Copy, Debug)]
-enum Step {
+enum PutStep {
     Record,
     Tensors,
     Claim,
 }
 
-/// What claims there are on a sample, and where they are.
+/// Claims on a sample, each with its cell.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
-    /// Other producers'.
+    /// Claims of other producers.
     pub(super) others: Vec<(u8, Record)>,
-    /// This producer's.
+    /// Claims of this producer.
     own: Vec<(u8, Record)>,
 }
 
-/// Room that is not used yet.
-struct Reserved {
-    shared: Arc<Shared>,
-    room: Option<Room>,
+/// Reserved room that is not used yet.
+struct ReservedRoom {
+    shared: Arc<FeatureCore>,
+    room: Option<SampleRoom>,
 }
 
-impl Drop for Reserved {
+impl Drop for ReservedRoom {
     fn drop(&mut self) {
         if let Some(room) = self.room.take() {
             self.shared.ledger.lock().give_back(&room);
@@ -72,8 +72,8 @@ impl Drop for Reserved {
     }
 }
 
-impl Shared {
-    /// Puts a sample, as the generation that was promised if there is one.
+impl FeatureCore {
+    /// Puts a sample, as the promised generation if there is one.
     pub(super) async fn put(
         self: Arc<Self>,
         sample: &str,
@@ -106,7 +106,7 @@ impl Shared {
             if answer.send(result).is_err()
                 && let Some(generation) = generation
             {
-                // Nobody waits for it any more, so nobody will ever have this ref.
+                // The caller has stopped waiting, so this ref will never be given out.
                 shared.end(generation, shared.entry(&sample, Vec::new())).await;
             }
         });
@@ -121,7 +121,7 @@ impl Shared {
 
     async fn put_into(
         self: &Arc<Self>,
-        mut reserved: Reserved,
+        mut reserved: ReservedRoom,
         sample: &Arc<str>,
         tensors: Vec<Tensor>,
         specs: Vec<TensorSpec>,
@@ -152,14 +152,14 @@ impl Shared {
             if promised.is_some()
                 && (ledger.entry(generation).is_some() || ledger.refuses(generation))
             {
-                // It was kept before, or whoever has its ref wants it no more.
+                // It was put before, or a consumer has released its ref.
                 let key = self.keys.sample_key(sample, generation);
                 return Err(FeatureError::Aborted { key });
             }
             let room = reserved.room.as_ref().expect("the room is used once");
             ledger.begin_put(generation, sample, ids.clone(), room, created_ms, promised.is_some());
         }
-        // It belongs to the entry from now on.
+        // From here on it belongs to the entry.
         reserved.room = None;
         let mut putting = Putting {
             shared: self.clone(),
@@ -182,14 +182,14 @@ impl Shared {
             tensors: specs,
             retain: self.config.retain_on_release,
             promised: promised.is_some(),
-            // A promise was given out before it was known what is in it.
+            // A promise was given out before the content was known.
             contents: if promised.is_some() { Vec::new() } else { contents },
             mac: None,
         };
         Ok(reference.sign(self.config.secret.as_ref()))
     }
 
-    /// Everything that makes a generation one that can be read.
+    /// Writes all objects that make a generation readable.
     async fn store_and_claim(
         self: &Arc<Self>,
         putting: &Putting,
@@ -204,13 +204,13 @@ impl Shared {
             error => FeatureError::Store { key: key.clone(), error },
         };
         let mut waiting = None;
-        // The record comes before the first tensor, so that whatever becomes of this process, none is forgotten.
-        for step in [Step::Record, Step::Tensors, Step::Claim] {
+        // The record precedes the first tensor, so that a crash of this process cannot orphan any.
+        for step in [PutStep::Record, PutStep::Tensors, PutStep::Claim] {
             loop {
                 let result = match step {
-                    Step::Record => self.write_record(putting.epoch, record).await,
-                    Step::Tensors => self.put_tensors(&ids, &tensors).await.map_err(failed),
-                    Step::Claim => self.claim(putting, record, failed).await,
+                    PutStep::Record => self.write_record(putting.epoch, record).await,
+                    PutStep::Tensors => self.put_tensors(&ids, &tensors).await.map_err(failed),
+                    PutStep::Claim => self.claim(putting, record, failed).await,
                 };
                 match result {
                     Ok(()) => break,
@@ -226,18 +226,18 @@ impl Shared {
         Ok(())
     }
 
-    /// Waits a moment while the store is full of what others may yet consume. False if it is later than `until`; but once
-    /// it is looked whether anything can be freed.
+    /// Waits briefly while the store is full of samples that may be consumed. Returns false after
+    /// `until`, but checks at least once whether anything can be freed.
     async fn wait_for_room<'a>(
         self: &'a Arc<Self>,
-        waiting: &mut Option<Waiting<'a>>,
+        waiting: &mut Option<WaitingPut<'a>>,
         until: Instant,
     ) -> Result<bool, FeatureError> {
         if waiting.is_some() && Instant::now() >= until {
             self.ledger.lock().stats.puts_over_budget += 1;
             return Ok(false);
         }
-        waiting.get_or_insert_with(|| Waiting::new(self));
+        waiting.get_or_insert_with(|| WaitingPut::new(self));
         let freed = self.freed.notified();
         self.make_room().await?;
         let poll = after(Instant::now(), Duration::from_millis(self.config.poll_ms.max(1)));
@@ -252,7 +252,7 @@ impl Shared {
         for result in one_each(self.store.put_from(puts, options).await, ids.len()) {
             match result {
                 Ok(Stored::New) => {}
-                // No other put has these names, so nobody knows whose bytes those are.
+                // No other put uses these names, so the origin of the bytes is unknown.
                 Ok(Stored::AlreadyThere) => return Err(StoreError::BeingWritten),
                 Err(StoreError::Full) => is_full = true,
                 Err(error) => return Err(error),
@@ -261,7 +261,7 @@ impl Shared {
         if !is_full {
             return Ok(());
         }
-        // Others can use the room meanwhile, and two that wait with half a sample each would wait for each other.
+        // Others can use the room meanwhile. Two puts that keep half a sample each would deadlock.
         for removed in self.remove(ids).await {
             match removed {
                 Ok(()) | Err(StoreError::Missing) => {}
@@ -271,7 +271,8 @@ impl Shared {
         Err(StoreError::Full)
     }
 
-    /// Claims the sample for a generation whose tensors are stored, and ends those that it supersedes.
+    /// Claims the sample for a generation whose tensors are stored, and ends those that it
+    /// supersedes.
     async fn claim(
         self: &Arc<Self>,
         putting: &Putting,
@@ -285,7 +286,8 @@ impl Shared {
         let claimed = async {
             self.check_owner(Some(putting.epoch)).await?;
             self.write_claim(record, &putting.taken).await.map_err(failed)?;
-            // Whoever has taken the number meanwhile may have looked before the claim was there.
+            // A process that has taken the number meanwhile may have scanned before the claim
+            // existed.
             self.check_owner(Some(putting.epoch)).await?;
             self.supersede(putting, &key).await?;
             let well = self.ledger.lock().end_put(*generation, record.sizes().sum());
@@ -294,14 +296,14 @@ impl Shared {
         let claimed = claimed.await;
         match &claimed {
             Ok(()) | Err(FeatureError::StoreFull { .. }) => {}
-            // Before the next put of this sample looks for a place for its claim.
+            // Before the next put of this sample searches a cell for its claim.
             Err(error) => self.give_up(*generation, error).await,
         }
         claimed
     }
 
-    /// Notes what is about to be put. A former life of this producer may have died while it wrote to a
-    /// slot, and a store may keep such a place for a while: then another one does.
+    /// Writes the record of a put. An earlier run of this producer may have died while it wrote to
+    /// a slot, and a store may keep such a place for a while: then another slot is used.
     async fn write_record(&self, epoch: u64, record: &Record) -> Result<(), FeatureError> {
         const SLOTS_TRIED: usize = 64;
         let key = || self.keys.sample_key(&record.sample, record.generation);
@@ -330,8 +332,8 @@ impl Shared {
         Err(failed(StoreError::BeingWritten))
     }
 
-    /// Removes a record that was left where nothing of this producer should be, by a put that came late, or of a process
-    /// that has lost the number. Its sample was never complete.
+    /// Removes a record that should not exist, left by a late put or by a process that has lost the
+    /// number. Its sample was never complete.
     async fn clear(&self, id: ObjectId) -> Result<(), StoreError> {
         let left = match self.notes.read(&[id]).await.remove(0) {
             Ok(record) => record.tensors,
@@ -341,7 +343,7 @@ impl Shared {
         };
         let mut ids: Vec<ObjectId> =
             left.iter().map(|(key, _)| self.keys.tensor_of(*key)).collect();
-        // The record goes last: by it the others are found.
+        // The record is removed last: the other objects are found by it.
         for ids in [std::mem::take(&mut ids), vec![id]] {
             for removed in self.remove(&ids).await {
                 match removed {
@@ -353,8 +355,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Notes that the generation is complete, at a place that is free and can be written to. While all places are taken, it
-    /// tries again: claims of superseded generations are about to leave.
+    /// Writes the claim of a complete generation to a free cell. Retries while all cells are taken:
+    /// claims of superseded generations are about to be removed.
     async fn write_claim(
         self: &Arc<Self>,
         record: &Record,
@@ -381,13 +383,13 @@ impl Shared {
         let own = self.cells_in_use(*generation).await?;
         let cells = (0..CELLS).map(|step| (first_cell(*generation) + step) % CELLS);
         let mut cells: Vec<u8> = cells.filter(|cell| !own.contains(cell)).collect();
-        // Those that were taken when the put began may be free by now.
+        // Cells that were taken at the start may be free by now.
         cells.sort_by_key(|cell| taken.contains(cell));
         for number in cells {
             let set = |is_ours| {
                 self.ledger.lock().set_cell(*generation, Some(Cell { number, is_ours }));
             };
-            // If its answer is lost, it may be there.
+            // If the result is lost, the claim may exist.
             set(false);
             let id = self.keys.claim(sample, number);
             match self.notes.write_if_free(id, record, self.config.durable).await {
@@ -395,7 +397,7 @@ impl Shared {
                     set(true);
                     return Ok(());
                 }
-                // Somebody else was faster, or died over it.
+                // Another producer was faster, or died while writing.
                 Ok(Stored::AlreadyThere) | Err(StoreError::BeingWritten) => {}
                 Err(error) => return Err(error),
             }
@@ -404,7 +406,7 @@ impl Shared {
         Err(StoreError::BeingWritten)
     }
 
-    /// Frees what there is of a put that has failed.
+    /// Frees the remains of a failed put.
     async fn give_up(self: &Arc<Self>, generation: u64, error: &FeatureError) {
         let unsettled = match error {
             FeatureError::Store { error, .. } => error.may_have_happened(),
@@ -414,15 +416,15 @@ impl Shared {
         self.free(vec![generation]).await;
     }
 
-    /// Ends all lower generations of the sample. There may be a higher one: then this put is too late.
+    /// Ends all lower generations of the sample. If there is a higher one, this put is too late.
     async fn supersede(self: &Arc<Self>, putting: &Putting, key: &str) -> Result<(), FeatureError> {
         let Putting { sample, generation, .. } = putting;
-        // Whoever claims the sample at the same time has claimed before this looks, or looks after this
-        // has claimed: one of both sees the other.
+        // Of two concurrent claims, one is written before the other producer looks: at least one
+        // producer sees both.
         let Claims { others: rivals, own: claimed } = self.claims(sample).await?;
         if !claimed.iter().any(|(_, claim)| claim.generation == *generation) {
-            // Another's is in its place after all, or a later put has removed it.
-            self.ledger.lock().doubt_cell(*generation);
+            // Another producer's claim is in its cell after all, or a later put has removed it.
+            self.ledger.lock().distrust_cell(*generation);
             let key = key.to_owned();
             let is_late = rivals.iter().any(|(_, rival)| rival.generation > *generation);
             return Err(match is_late {
@@ -431,24 +433,25 @@ impl Shared {
             });
         }
         self.end_strays(sample, *generation, &claimed).await?;
-        let own: Vec<(u64, Option<Stage>)> = {
+        let own: Vec<(u64, Option<GenerationStage>)> = {
             let ledger = self.ledger.lock();
             let stage = |own: u64| (own, ledger.stage(own));
             ledger.of_sample(sample).map(stage).collect()
         };
-        let later_own =
-            own.iter().any(|(own, stage)| own > generation && *stage == Some(Stage::Live));
+        let later_own = own
+            .iter()
+            .any(|(own, stage)| own > generation && *stage == Some(GenerationStage::Live));
         if later_own || rivals.iter().any(|(_, rival)| rival.generation > *generation) {
             return Err(FeatureError::Superseded { key: key.to_owned() });
         }
-        let complete = |stage: &Option<Stage>| match stage {
-            Some(Stage::Live | Stage::Leaving { .. }) => true,
-            Some(Stage::Putting { .. }) | None => false,
+        let complete = |stage: &Option<GenerationStage>| match stage {
+            Some(GenerationStage::Live | GenerationStage::Leaving { .. }) => true,
+            Some(GenerationStage::Putting { .. }) | None => false,
         };
         let own = own.into_iter().filter(|(own, stage)| own < generation && complete(stage));
         let own = own.map(|(own, _)| (own, self.entry(sample, Vec::new())));
         let rivals = rivals.iter().map(|(_, rival)| (rival.generation, self.entry_of(rival)));
-        let ended: Vec<(u64, Entry)> = own.chain(rivals).collect();
+        let ended: Vec<(u64, GenerationEntry)> = own.chain(rivals).collect();
         for (older, entry) in ended {
             let freed = self.end(older, entry).await;
             self.ledger.lock().stats.superseded += u64::from(freed.found);
@@ -457,7 +460,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Ends what was claimed under this producer's number by a process that had lost it by then, and so never told anybody.
+    /// Ends samples claimed under this producer's number by a process that had lost it by then, and
+    /// so never gave out their refs.
     async fn end_strays(
         self: &Arc<Self>,
         sample: &str,
@@ -470,7 +474,7 @@ impl Shared {
             if claim.generation == generation || is_known {
                 continue;
             }
-            // One that was known a moment ago may be removed by now, and another's in its place.
+            // A claim that was read before may be removed by now, and replaced by another's.
             match self.notes.read(&[id]).await.remove(0) {
                 Ok(there) if there == *claim => {}
                 Ok(_) | Err(_) => continue,
@@ -483,7 +487,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Where this producer's other claims on the sample are, once there may be one more.
+    /// Cells of this producer's other claims on the sample, once there may be one more.
     async fn cells_in_use(
         self: &Arc<Self>,
         generation: u64,
@@ -493,7 +497,7 @@ impl Shared {
             Ok(cells) => Ok(cells),
             Err(leaving) => {
                 if let Some(leaving) = leaving {
-                    // Somebody may be at it already.
+                    // Another task may be freeing it already.
                     self.end(leaving, self.entry("", Vec::new())).await;
                 }
                 self.ledger.lock().cells_in_use(generation).map_err(|_| StoreError::BeingWritten)
@@ -501,7 +505,7 @@ impl Shared {
         }
     }
 
-    /// The claims on a sample.
+    /// Claims on a sample.
     pub(super) async fn claims(&self, sample: &str) -> Result<Claims, FeatureError> {
         let ids = self.keys.claims(sample);
         let found = self.notes.find(&ids).await;
@@ -520,7 +524,7 @@ impl Shared {
         Ok(claims)
     }
 
-    /// With a secret, a code of each tensor's bytes, by which a ref is bound to them.
+    /// With a secret, a MAC of each tensor's bytes, which binds a ref to them.
     async fn contents_of(
         &self,
         tensors: Vec<Tensor>,
@@ -533,37 +537,41 @@ impl Shared {
         tokio::task::spawn_blocking(compute).await.map_err(|error| self.failed(died(error)))
     }
 
-    /// What is noted of a generation that a claim was found of.
-    pub(super) fn entry_of(&self, claim: &Record) -> Entry {
+    /// Entry for a generation that was found by its claim.
+    pub(super) fn entry_of(&self, claim: &Record) -> GenerationEntry {
         let tensors = claim.tensors.iter().map(|(key, _)| self.keys.tensor_of(*key)).collect();
         self.entry(&claim.sample, tensors)
     }
 
-    /// Maximum number of bytes that the samples of this producer may take.
+    /// Maximum number of bytes for the samples of this producer.
     fn budget_bytes(&self) -> u64 {
         match self.lowest_tier().capacity_bytes {
-            // It is not known yet.
+            // Not known yet.
             0 => self.config.max_resident_bytes,
             capacity_bytes => self.config.max_resident_bytes.min(capacity_bytes),
         }
     }
 
-    /// Whether more than three quarters of the budget are in use.
+    /// Returns true if more than three quarters of the budget are in use.
     pub(super) fn is_short_of_room(&self) -> bool {
         let resident = self.ledger.lock().resident_bytes();
         resident > self.budget_bytes() / 4 * 3
     }
 
-    /// Waits for room, or does not.
-    async fn room(self: &Arc<Self>, bytes: u64, until: Instant) -> Result<Reserved, FeatureError> {
+    /// Reserves room, waiting for it if so configured.
+    async fn room(
+        self: &Arc<Self>,
+        bytes: u64,
+        until: Instant,
+    ) -> Result<ReservedRoom, FeatureError> {
         let max = self.budget_bytes();
         if bytes > max {
             return Err(FeatureError::TooLarge { bytes, max });
         }
-        let _waiting = Waiting::new(self);
+        let _waiting = WaitingPut::new(self);
         let reserve = || {
             let room = self.ledger.lock().reserve(bytes, max)?;
-            Some(Reserved { shared: self.clone(), room: Some(room) })
+            Some(ReservedRoom { shared: self.clone(), room: Some(room) })
         };
         let in_turn = async {
             let _turn = self.gate.lock().await;
@@ -601,16 +609,16 @@ impl Shared {
 }
 
 /// Counts a put as waiting.
-struct Waiting<'a>(&'a Shared);
+struct WaitingPut<'a>(&'a FeatureCore);
 
-impl<'a> Waiting<'a> {
-    fn new(shared: &'a Shared) -> Self {
+impl<'a> WaitingPut<'a> {
+    fn new(shared: &'a FeatureCore) -> Self {
         shared.waiting.fetch_add(1, Ordering::Relaxed);
         Self(shared)
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for WaitingPut<'_> {
     fn drop(&mut self) {
         self.0.waiting.fetch_sub(1, Ordering::Relaxed);
     }

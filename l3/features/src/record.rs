@@ -1,11 +1,11 @@
-//! What a producer notes in the store about a sample, drawn byte by byte.
+//! Encoding of the notes of a producer about a sample.
 //!
-//! The same note is written twice: under the producer's number and a slot, so that the producer finds it
-//! after a restart, and under the sample's name, so that others who put the sample find it. A revocation is
-//! such a note too, without tensors.
+//! The same note is written twice: under the producer's number and a slot, so that the producer
+//! finds it after a restart, and under the sample's name, so that other producers of the sample
+//! find it. A revocation is such a note too, without tensors.
 //!
-//! With a secret a note ends with a code over its name and its bytes, so that nobody else can write one,
-//! change one, or have one stand for another.
+//! With a secret a note ends with a MAC over its name and its bytes, so that it cannot be created,
+//! changed, or used under another name without the secret.
 
 use terrace_cache::PageKey;
 
@@ -14,10 +14,10 @@ use super::keys::SAMPLE_BYTES_MAX;
 use terrace_l3::ObjectId;
 use terrace_l3::backend::Fields;
 
-/// The size of an encoded [`Record`], whatever is in it: readers must know it.
+/// Size of an encoded [`Record`]; constant, because readers must know it.
 pub(super) const RECORD_BYTES: usize = 4096;
 
-/// How many tensors a sample may have.
+/// Maximum number of tensors per sample.
 pub const TENSORS_MAX: usize = 128;
 
 const MAGIC: [u8; 8] = *b"TERRACEF";
@@ -25,23 +25,23 @@ const VERSION: u32 = 3;
 const FIXED_BYTES: usize = 72;
 const TENSOR_BYTES: usize = 24;
 const CODE_BYTES: usize = 32;
-/// Where the code begins.
+/// Offset of the MAC.
 const SIGNED_BYTES: usize = RECORD_BYTES - CODE_BYTES;
 
 const _: () = assert!(FIXED_BYTES + SAMPLE_BYTES_MAX + TENSORS_MAX * TENSOR_BYTES <= SIGNED_BYTES);
 
-/// A sample that is being put, or is there.
+/// A sample that is being put, or is stored.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Record {
     pub(super) sample: String,
     pub(super) generation: u64,
-    /// Who has put it, and alone removes the note; nobody's is `u16::MAX`.
+    /// Producer that has put the sample and may remove the note; `u16::MAX` for none.
     pub(super) owner: u16,
-    /// When the put began, in milliseconds since 1970.
+    /// Start of the put, in milliseconds since 1970.
     pub(super) created_ms: u64,
-    /// With a secret, a digest of the codes of all tensors: what a promised ref cannot have.
+    /// With a secret, a digest of the MACs of all tensors, which a promised ref cannot contain.
     pub(super) contents: [u8; CODE_BYTES],
-    /// The keys of the tensors' objects, and their sizes.
+    /// Keys of the tensors' objects, and their sizes.
     pub(super) tensors: Vec<(PageKey, u64)>,
 }
 
@@ -58,7 +58,7 @@ impl Record {
     ///      38      2  zero
     /// ```
     pub(super) fn encode(&self, id: &ObjectId, secret: Option<&Secret>, bytes: &mut [u8]) {
-        let mut writer = Writer { bytes, at: 0 };
+        let mut writer = RecordWriter { bytes, at: 0 };
         writer.put(&MAGIC);
         writer.put(&VERSION.to_le_bytes());
         writer.put(&(self.tensors.len() as u32).to_le_bytes());
@@ -81,7 +81,7 @@ impl Record {
         }
     }
 
-    /// What a note says that was found under a name.
+    /// Verifies and decodes a note that was found under a name.
     pub(super) fn verify(
         id: &ObjectId,
         secret: Option<&Secret>,
@@ -90,7 +90,7 @@ impl Record {
         let Some(found) = bytes.get(SIGNED_BYTES..RECORD_BYTES) else { return Err(Unsound::Other) };
         if let Some(secret) = secret {
             let found: [u8; CODE_BYTES] = found.try_into().expect("it is as long");
-            // Comparing hashes takes the same time wherever they differ.
+            // Hash comparison takes constant time.
             if code(secret, id, bytes) != blake3::Hash::from_bytes(found) {
                 return Err(Unsound::Forged);
             }
@@ -121,12 +121,12 @@ impl Record {
     }
 }
 
-/// Why a note says nothing.
+/// Reason why a note is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unsound {
-    /// Somebody has written it who does not know the secret.
+    /// It was not written with the secret.
     Forged,
-    /// It is no note of this version.
+    /// It is not a note of this version.
     Other,
 }
 
@@ -138,12 +138,12 @@ fn code(secret: &Secret, id: &ObjectId, bytes: &[u8]) -> blake3::Hash {
     hasher.finalize()
 }
 
-struct Writer<'a> {
+struct RecordWriter<'a> {
     bytes: &'a mut [u8],
     at: usize,
 }
 
-impl Writer<'_> {
+impl RecordWriter<'_> {
     fn put(&mut self, part: &[u8]) {
         self.bytes[self.at..self.at + part.len()].copy_from_slice(part);
         self.at += part.len();

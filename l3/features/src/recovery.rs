@@ -1,4 +1,4 @@
-//! What a producer finds in the store when it is started again.
+//! Recovery of a restarted producer's samples from the store.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -8,16 +8,16 @@ use tokio::time::Instant;
 
 use super::error::FeatureError;
 use super::keys::{CELLS, first_cell};
-use super::ledger::{Cell, Entry, Own, Stage};
+use super::ledger::{Cell, GenerationEntry, GenerationStage, Own};
 use super::notes::NoteError;
 use super::record::Record;
-use super::{Shared, generation};
+use super::{FeatureCore, generation};
 use terrace_l3::{ObjectId, Pin};
 
-impl Shared {
-    /// Finds this producer's samples by its records. Those without a claim were never complete, and those
-    /// that a later claim supersedes are over: both are freed. All others have their budget and their
-    /// time as before.
+impl FeatureCore {
+    /// Finds this producer's samples by its records. Samples without a claim were never complete,
+    /// and those that a later claim supersedes are over: both are freed. All others keep their
+    /// budget and their age.
     pub(super) async fn recover(self: &Arc<Self>, owner: u16) -> Result<(), FeatureError> {
         let whose = format!("producer {owner} of {}", self.keys.store());
         let failed = |error| self.note_failed("a note of", &whose, error);
@@ -47,8 +47,8 @@ impl Shared {
                 seen: None,
             };
             let is_latest = latest.get(&*record.sample) == Some(&record.generation);
-            let entry = Entry {
-                stage: if is_latest { Stage::Live } else { leaving_now() },
+            let entry = GenerationEntry {
+                stage: if is_latest { GenerationStage::Live } else { leaving_now() },
                 // A generation that was never claimed has no refs.
                 dead: claim.is_none(),
                 bytes: self.footprint(record.sizes()),
@@ -63,14 +63,15 @@ impl Shared {
         let last = records.iter().map(|(_, record)| record.generation).max().unwrap_or(0);
         generation::found(last);
         self.ledger.lock().stats.restored = records.len() as u64;
-        // Not every store has kept them, and those that have wait to hear of their owner.
+        // Not every store has kept the pins, and those that have expire them unless their owner
+        // returns.
         drop(self.store.pin(&pinned, Pin::Hard(self.pins)).await);
-        // What has ended meanwhile is noticed right away, and again by every gc.
+        // Samples that ended meanwhile are found now, and again by every gc.
         self.gc(Duration::ZERO).await.map(drop)
     }
 
-    /// The claims of this producer that go with its records, by generation. Nearly all are where they were
-    /// first tried; only for the others all places of their samples are looked at.
+    /// Claims of this producer that match its records, by generation. Nearly all are in their first
+    /// cell; only for the others all cells of their samples are read.
     async fn own_claims(
         &self,
         owner: u16,
@@ -97,6 +98,6 @@ impl Shared {
     }
 }
 
-fn leaving_now() -> Stage {
-    Stage::Leaving { failures: 0, due: Instant::now(), in_hand: false }
+fn leaving_now() -> GenerationStage {
+    GenerationStage::Leaving { failures: 0, due: Instant::now(), in_hand: false }
 }

@@ -1,4 +1,4 @@
-//! Refs: what a producer hands to a consumer.
+//! Refs that a producer passes to a consumer.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
@@ -11,8 +11,8 @@ use super::keys::OWNERS_MAX;
 use super::tensor::TensorSpec;
 use super::{check_specs, generation, keys};
 
-/// Names one generation of a sample and says what its tensors are. It is small, serialises with serde,
-/// and can be copied and sent anywhere; having it does not keep the sample.
+/// Names one generation of a sample and describes its tensors. It is small, serialises with serde,
+/// and can be copied and sent anywhere; it does not keep the sample alive.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FeatureRef {
@@ -25,7 +25,7 @@ pub struct FeatureRef {
     /// It was given out before the sample was put.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) promised: bool,
-    /// With a secret, a code of each tensor's bytes.
+    /// With a secret, a MAC of each tensor's bytes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) contents: Vec<Mac>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -33,16 +33,16 @@ pub struct FeatureRef {
 }
 
 impl FeatureRef {
-    /// The ref of a sample that producer `owner` of the store of that name is about to put, by
-    /// [`FeatureStore::keep`](super::FeatureStore::keep): for those who must answer before the bytes are where they
-    /// belong, in the same process or another. Until it is put, and if it never is, the sample is
-    /// [gone](FeatureError::Gone) for whoever reads it. With `retain_on_release` it stays for further epochs.
+    /// Creates the ref of a sample that producer `owner` of the store is about to put with
+    /// [`FeatureStore::keep`](super::FeatureStore::keep): for callers that must answer before the
+    /// bytes are in place, in the same process or another. Until it is put, readers find the sample
+    /// [gone](FeatureError::Gone). With `retain_on_release` it stays for further epochs.
     ///
-    /// In a store with a secret, the ref needs the same `secret`. It is older than the bytes and cannot be bound to them, so
-    /// whoever reads the sample compares them with what its producer has noted.
+    /// In a store with a secret, the ref needs the same `secret`. It cannot be bound to bytes that
+    /// do not exist yet, so readers compare the sample with the record of its producer.
     ///
     /// # Errors
-    /// When no such sample can be put.
+    /// If no such sample can be put.
     pub fn promise(
         store: &str,
         owner: u16,
@@ -72,13 +72,13 @@ impl FeatureRef {
         Ok(promise.sign(secret))
     }
 
-    /// The sample's name.
+    /// Name of the sample.
     #[must_use]
     pub fn sample(&self) -> &str {
         &self.sample
     }
 
-    /// Which put of the sample it is: its number is higher than those of the generations it superseded.
+    /// Generation of the sample: higher than those that it superseded.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.generation
@@ -90,13 +90,14 @@ impl FeatureRef {
         &self.tensors
     }
 
-    /// Whether it was given out before the sample was put: then it is worth while to wait for it.
+    /// Returns true if the ref was given out before the sample was put: then waiting for it makes
+    /// sense.
     #[must_use]
     pub fn is_promised(&self) -> bool {
         self.promised
     }
 
-    /// The size of all tensors together.
+    /// Total size of all tensors.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.tensors.iter().filter_map(TensorSpec::bytes).map(|bytes| bytes as u64).sum()
@@ -108,7 +109,7 @@ impl FeatureRef {
     }
 
     pub(super) fn is_authentic(&self, secret: &Secret) -> bool {
-        // Comparing codes takes the same time wherever they differ.
+        // The comparison takes constant time.
         self.mac.is_some_and(|mac| mac.0 == self.code(secret).0)
     }
 
@@ -141,7 +142,7 @@ impl FeatureRef {
     }
 }
 
-/// A message authentication code, in text as 64 hexadecimal digits.
+/// A message authentication code, written as 64 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Mac(pub(super) blake3::Hash);
 

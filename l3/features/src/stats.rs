@@ -1,23 +1,24 @@
-//! What a feature store tells about itself.
+//! Statistics of a feature store.
 
 use serde::Serialize;
 
-/// Counters since the start and gauges of the moment, of this process alone.
+/// Counters since the start and current gauges, of this process only.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct FeatureStats {
     /// Samples of this producer that can be read.
     pub live: u64,
-    /// Puts under way.
+    /// Active puts.
     pub putting: u64,
     /// Puts that wait for room.
     pub waiting: u64,
-    /// Generations whose freeing failed and is being repeated.
+    /// Generations whose freeing failed and is being retried.
     pub parked: u64,
-    /// The most that ever were.
+    /// Maximum of `parked`.
     pub parked_most: u64,
-    /// What this producer's samples that are there, or are about to be, take of the store: whole slots, with their notes.
+    /// Bytes of the store that this producer's samples take, stored or reserved: whole slots, with
+    /// their notes.
     pub resident_bytes: u64,
-    /// The most that ever were.
+    /// Maximum of `resident_bytes`.
     pub resident_most_bytes: u64,
     /// Samples put.
     pub puts: u64,
@@ -25,13 +26,13 @@ pub struct FeatureStats {
     pub put_bytes: u64,
     /// Puts that failed.
     pub puts_failed: u64,
-    /// Puts refused, or given up, because the budget was used up or the store was full.
+    /// Puts refused or cancelled because the budget was used up or the store was full.
     pub puts_over_budget: u64,
     /// Samples read.
     pub gets: u64,
     /// Their bytes.
     pub get_bytes: u64,
-    /// Gets of what was gone.
+    /// Gets of samples that were gone.
     pub gets_gone: u64,
     /// Gets that failed because a tensor was short or damaged.
     pub gets_damaged: u64,
@@ -39,28 +40,28 @@ pub struct FeatureStats {
     pub forged: u64,
     /// Samples released here.
     pub released: u64,
-    /// Releases that left the sample, for further epochs.
+    /// Releases that kept the sample for further epochs.
     pub retained: u64,
     /// Samples aborted here.
     pub aborted: u64,
-    /// Generations that later puts have replaced.
+    /// Generations replaced by later puts.
     pub superseded: u64,
     /// Samples of this producer that others have consumed or aborted.
     pub consumed_elsewhere: u64,
-    /// Samples that nobody released in time.
+    /// Samples that were not released in time.
     pub expired: u64,
     /// Samples found again after a restart.
     pub restored: u64,
     /// Generations whose bytes this process has freed.
     pub freed: u64,
-    /// Of these, after a failure.
+    /// Generations among them that were freed by a retry.
     pub recovered: u64,
-    /// Tries to free what had failed before.
+    /// Retries of failed frees.
     pub retries: u64,
-    /// Other producers' generations that were given up because too many were parked; they free them in
-    /// the end.
+    /// Other producers' generations that were dropped because too many were parked; their producers
+    /// free them eventually.
     pub abandoned: u64,
-    /// The sample of this producer that is there longest, and for how long.
+    /// The oldest sample of this producer.
     pub oldest: Option<OldestSample>,
 }
 
@@ -69,6 +70,6 @@ pub struct FeatureStats {
 pub struct OldestSample {
     /// Its key.
     pub key: String,
-    /// For how long.
+    /// Its age.
     pub age_ms: u64,
 }

@@ -1,4 +1,4 @@
-//! Tensors: what they are, and their bytes on loan.
+//! Tensors: their description, and their bytes on loan.
 
 use std::ops::Deref;
 
@@ -7,27 +7,27 @@ use serde::{Deserialize, Serialize};
 use super::dtype::Dtype;
 use terrace_l3::Source;
 
-/// What a tensor is called and what its bytes mean.
+/// Name, element type and shape of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorSpec {
-    /// Its name, different from those of the sample's other tensors.
+    /// Name, unique among the sample's tensors.
     pub name: String,
-    /// The type of its elements.
+    /// Element type.
     pub dtype: Dtype,
-    /// Its dimensions, the slowest first.
+    /// Dimensions, outermost first.
     pub shape: Vec<u64>,
 }
 
 impl TensorSpec {
-    /// A tensor of that name, type and shape.
+    /// Describes a tensor.
     #[must_use]
     pub fn new(name: impl Into<String>, dtype: Dtype, shape: impl Into<Vec<u64>>) -> Self {
         Self { name: name.into(), dtype, shape: shape.into() }
     }
 
-    /// How many bytes its elements take, packed; `None` if they do not end at a byte, or are more than
-    /// can be addressed.
+    /// Size of the packed elements in bytes; `None` if they do not fill whole bytes, or exceed the
+    /// address space.
     #[must_use]
     pub fn bytes(&self) -> Option<usize> {
         let elements = self.shape.iter().try_fold(1u64, |product, size| product.checked_mul(*size));
@@ -36,18 +36,18 @@ impl TensorSpec {
     }
 }
 
-/// A tensor whose bytes are a page on loan: of the caller's memory when it is put, of memory made for it
-/// when it was read. Dropping it gives the page back.
+/// A tensor whose bytes are a lent page: of the caller's memory for a put, of new memory after a
+/// read. Dropping it returns the page.
 #[derive(Debug)]
 pub struct Tensor {
-    /// What it is.
+    /// Description.
     pub spec: TensorSpec,
     /// Its bytes, dense and in the order of `spec.shape`.
     pub data: Source,
 }
 
 impl Tensor {
-    /// The tensor whose bytes are `data`.
+    /// Creates a tensor with the bytes `data`.
     #[must_use]
     pub fn new(spec: TensorSpec, data: Source) -> Self {
         Self { spec, data }

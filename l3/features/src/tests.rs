@@ -14,7 +14,7 @@ fn secret() -> Secret {
     Secret::new(b"of this run")
 }
 
-/// How many objects there are besides the notes that say which process has the number of each of so many producers.
+/// Number of objects besides the notes of the producers' numbers.
 fn objects(store: &MemoryStore, producers: u64) -> u64 {
     store.stats().memory.unwrap().objects - producers * u64::from(OWNER_COPIES)
 }
@@ -31,7 +31,7 @@ async fn put(features: &FeatureStore, sample: &str) -> Result<FeatureRef, Featur
     features.put(sample, vec![Tensor::new(spec, arena.source(0).unwrap())]).await
 }
 
-/// Puts other bytes in an object's place, as somebody could who can write to the store.
+/// Replaces an object by other bytes, as an attacker with write access to the store could.
 async fn plant(store: &MemoryStore, id: ObjectId, bytes: &[u8]) {
     drop(store.remove(&[id], Removal::Final).await);
     let arena = Arena::new(1, bytes.len()).unwrap();
@@ -42,7 +42,7 @@ async fn plant(store: &MemoryStore, id: ObjectId, bytes: &[u8]) {
     store.put_from(vec![put], options).await.remove(0).unwrap();
 }
 
-/// The bytes of an object.
+/// Bytes of an object.
 async fn bytes_of(store: &MemoryStore, id: ObjectId, length: usize) -> Vec<u8> {
     let arena = Arena::new(1, length).unwrap();
     let _registration = store.register(&arena).unwrap();
@@ -67,9 +67,9 @@ fn is_forged<T: std::fmt::Debug>(result: Result<T, FeatureError>, whose: &str) {
     }
 }
 
-/// Whoever puts a sample looks at the places for claims on it, not at one for each producer.
+/// A put reads the cells for claims on its sample, not one place per producer.
 #[tokio::test]
-async fn a_put_asks_about_so_many_places_however_many_producers_there_are() {
+async fn the_number_of_lookups_of_a_put_is_independent_of_the_number_of_producers() {
     const PRODUCERS: u16 = 100;
     let store = store();
     let asked = || -> TierStats { store.stats().memory.unwrap() };
@@ -90,7 +90,7 @@ async fn a_put_asks_about_so_many_places_however_many_producers_there_are() {
             assert!(matches!(gone, Err(FeatureError::Gone { .. })), "{gone:?}");
         }
         producer.get(former.as_ref().unwrap()).await.unwrap();
-        // The one before has its claim until it looks again.
+        // The previous one has its claim until its next gc.
         if owner >= step {
             let config = FeatureConfig::producer("f", owner - step);
             open(&store, FeatureConfig { samples_max: 4, ..config }).await;
@@ -102,9 +102,9 @@ async fn a_put_asks_about_so_many_places_however_many_producers_there_are() {
     assert_eq!(objects(&store, PRODUCERS.into()), 3, "one sample: a tensor and two notes");
 }
 
-/// As many producers as there are places on one sample at a time: none takes another's place.
+/// As many producers as there are cells put one sample concurrently: none takes another's cell.
 #[tokio::test]
-async fn producers_that_do_not_look_again_leave_their_claims_to_nobody() {
+async fn producers_without_gc_leave_no_orphaned_claims() {
     let store = store();
     let mut producers = Vec::new();
     for owner in 0..u16::from(CELLS) + 1 {
@@ -113,7 +113,7 @@ async fn producers_that_do_not_look_again_leave_their_claims_to_nobody() {
     }
     let (last, others) = producers.split_last().unwrap();
     for (number, producer) in others.iter().enumerate() {
-        // One that finds no place nearby may be told to come back.
+        // A producer that finds no cell may be refused for now.
         match put(producer, "the same").await {
             Ok(_) => {}
             Err(FeatureError::Store { error: StoreError::BeingWritten, .. }) if number > 15 => {}
@@ -131,7 +131,7 @@ async fn producers_that_do_not_look_again_leave_their_claims_to_nobody() {
     assert_eq!(objects(&store, producers.len() as u64), 3, "one sample: a tensor and two notes");
 }
 
-/// Where the answer to a claim's put was lost, it may be another's that is there.
+/// When the result of a claim's put was lost, another producer's claim may be there.
 #[tokio::test]
 async fn a_claim_that_may_be_ours_is_removed_only_if_it_is() {
     let store = store();
@@ -151,15 +151,15 @@ async fn a_claim_that_may_be_ours_is_removed_only_if_it_is() {
         };
         let mut entry = shared.entry(sample, Vec::new());
         entry.own = Some(own);
-        let mut burial = ledger::Burial { generation: ours.generation, entry };
-        shared.disown(&mut burial).await.unwrap();
+        let mut work = ledger::FreeingWork { generation: ours.generation, entry };
+        shared.disown(&mut work).await.unwrap();
         let claim = shared.keys.claim(sample, number);
-        assert_eq!(shared.notes_of(&burial).contains(&claim), is_removed, "{sample}");
+        assert_eq!(shared.notes_of(&work).contains(&claim), is_removed, "{sample}");
     }
 }
 
 #[tokio::test]
-async fn a_tensor_that_is_not_the_refs_is_refused() {
+async fn a_tensor_that_differs_from_the_ref_is_refused() {
     let store = store();
     let config = |config| FeatureConfig { secret: Some(secret()), ..config };
     let producer = open(&store, config(FeatureConfig::producer("f", 0))).await;
@@ -170,7 +170,7 @@ async fn a_tensor_that_is_not_the_refs_is_refused() {
     alter(&store, id, BYTES).await;
     is_forged(consumer.get(&reference).await, "f/a/");
     assert_eq!(consumer.stats().forged, 1);
-    // Nobody can tell without the secret.
+    // This cannot be detected without the secret.
     let other = open(&store, FeatureConfig::consumer("f")).await;
     other.get(&reference).await.unwrap();
 }
@@ -184,7 +184,7 @@ async fn a_revocation_that_is_forged_ends_nothing() {
     let (one, two) = (put(&producer, "one").await.unwrap(), put(&producer, "two").await.unwrap());
     let keys = &producer.shared.keys;
     let note = |reference: &FeatureRef| keys.revocation(&reference.sample, reference.generation);
-    // Without a secret's code, and with that of another note.
+    // Without a MAC, and with that of another note.
     plant(&store, note(&one), &[0; record::RECORD_BYTES]).await;
     is_forged(consumer.get(&one).await, "f/one");
     is_forged(producer.gc().await, "f/one");
@@ -211,7 +211,7 @@ async fn a_claim_that_is_forged_supersedes_nothing() {
     is_forged(put(&rival, "a").await, "a claim on a");
     is_forged(rival.abort("a").await, "a claim on a");
     producer.get(&reference).await.unwrap();
-    // A claim of somebody who knows another secret is no better.
+    // A claim written with another secret is refused too.
     let stranger = Some(Secret::new(b"of another run"));
     let stranger = FeatureConfig { secret: stranger, ..FeatureConfig::producer("f", 2) };
     put(&open(&store, stranger).await, "b").await.unwrap();
@@ -273,7 +273,8 @@ async fn promises_are_kept_by_who_made_them_and_never_after_a_later_put() {
     let store = store();
     let producer = open(&store, FeatureConfig::producer("f", 3)).await;
     let stranger = open(&store, FeatureConfig::producer("f", 4)).await;
-    // Many at once are numbered as if they came in the milliseconds to come: a put is later nevertheless.
+    // Many promises at once get the numbers of the coming milliseconds: a put is later
+    // nevertheless.
     let promises: Vec<_> = (0..50).map(|_| promise(3, "a")).collect();
     let late = promises.last().unwrap();
     let refused = keep(&stranger, late).await;
@@ -282,7 +283,7 @@ async fn promises_are_kept_by_who_made_them_and_never_after_a_later_put() {
     let superseded = keep(&producer, late).await;
     assert!(matches!(superseded, Err(FeatureError::Superseded { .. })), "{superseded:?}");
     assert_eq!(producer.get(&current).await.unwrap()[0][..], [7; BYTES]);
-    // Whoever keeps the ref in the same process says so before it is put.
+    // A consumer in the same process releases the ref before the put.
     let unwanted = promise(3, "b");
     assert_eq!(producer.release(unwanted.clone()).await.unwrap(), Released::AlreadyGone);
     let aborted = keep(&producer, &unwanted).await;
@@ -321,8 +322,8 @@ fn is_fenced<T: std::fmt::Debug>(result: Result<T, FeatureError>) {
     assert!(matches!(result, Err(FeatureError::Fenced { owner: 0, .. })), "{result:?}");
 }
 
-/// Two engines were started with the same settings. The later one has the number and the samples of the earlier one, which
-/// is told so and changes nothing any more.
+/// Two engines were started with the same settings. The later one has the number and the samples of
+/// the earlier one, which is fenced and changes nothing any more.
 #[tokio::test]
 async fn of_two_processes_with_one_number_the_later_one_has_it() {
     let store = store();
@@ -332,7 +333,7 @@ async fn of_two_processes_with_one_number_the_later_one_has_it() {
     let second = open(&store, FeatureConfig::producer("f", 0)).await;
     assert_eq!((second.stats().restored, second.stats().live), (1, 1));
     is_fenced(put(&first, "late").await);
-    // Both would have been put under the same names.
+    // Both would have used the same names.
     let refs = [put(&second, "a").await.unwrap(), put(&second, "b").await.unwrap()];
     is_fenced(first.gc().await);
     is_fenced(put(&first, "a").await);
@@ -344,17 +345,17 @@ async fn of_two_processes_with_one_number_the_later_one_has_it() {
     }
     assert_eq!(second.shared.gc(Duration::ZERO).await.unwrap().consumed, 3);
     assert_eq!(objects(&store, 1), 0, "nothing of either is left");
-    // A former life that ends gives nothing back that is not its own.
+    // A former process that ends returns nothing that is not its own.
     first.close().await.unwrap();
     put(&second, "again").await.unwrap();
     let third = open(&store, config()).await;
     is_fenced(put(&second, "b").await);
     third.gc().await.unwrap();
     third.close().await.unwrap();
-    assert_eq!(store.stats().memory.unwrap().objects, 0, "nobody has the number");
+    assert_eq!(store.stats().memory.unwrap().objects, 0, "the number is free");
 }
 
-/// As when nodes that only have memory are started again, or the master of a cluster is.
+/// This happens when nodes without disks, or the master of a cluster, are restarted.
 #[tokio::test]
 async fn a_store_that_has_lost_everything_is_used_again() {
     let store = store();
@@ -366,7 +367,7 @@ async fn a_store_that_has_lost_everything_is_used_again() {
     ids.push(keys.record(0, 0));
     drop(store.remove(&ids, Removal::Final).await);
     assert_eq!(store.stats().memory.unwrap().objects, 0);
-    // Another may have the place of its claim by now.
+    // Another producer may have the cell of its claim by now.
     let rival = open(&store, FeatureConfig::producer("f", 1)).await;
     let theirs = put(&rival, "a").await.unwrap();
     let cell = producer.shared.ledger.lock().entry(lost.generation).unwrap().own.unwrap().cell;
@@ -394,7 +395,7 @@ async fn producers_without_a_number_find_free_ones() {
     let (here, there) = (put(&one, "here").await.unwrap(), put(&other, "there").await.unwrap());
     one.gc().await.unwrap();
     assert!(one.get(&there).await.is_ok() && other.get(&here).await.is_ok());
-    // One that ends gives its number back when nothing of it is left.
+    // A producer that ends returns its number when nothing of it is left.
     assert_eq!(one.release(here).await, Ok(Released::Freed));
     one.gc().await.unwrap();
     one.close().await.unwrap();
@@ -405,7 +406,7 @@ async fn producers_without_a_number_find_free_ones() {
     assert!(matches!(refused, Err(FeatureError::Config(_))), "{refused:?}");
 }
 
-/// Its process was killed and started again without a number: what it has left is taken care of.
+/// Its process was killed and restarted without a number: its samples are taken over.
 #[tokio::test]
 async fn a_number_that_was_found_is_free_again_when_its_process_is_gone_for_long() {
     let store = store();
@@ -422,7 +423,7 @@ async fn a_number_that_was_found_is_free_again_when_its_process_is_gone_for_long
         former.shared.notes.remove(&[*note]).await.remove(0).unwrap();
         former.shared.notes.write(*note, &record.unwrap(), false).await.unwrap();
     }
-    // It shows itself.
+    // It sends a heartbeat.
     own.shown_ms.store(0, std::sync::atomic::Ordering::Relaxed);
     former.gc().await.unwrap();
     assert_eq!(open(&store, found()).await.owner(), Some(1021));
@@ -435,10 +436,10 @@ async fn a_number_that_was_found_is_free_again_when_its_process_is_gone_for_long
     assert!(matches!(late, Err(FeatureError::Fenced { owner: 1023, .. })), "{late:?}");
 }
 
-/// A put waits for others to consume, whether its own budget is used up or the store that it shares with others.
+/// A put waits for consumers, whether its own budget or the shared store is full.
 #[tokio::test]
 async fn a_store_that_is_full_is_back_pressure() {
-    // Three notes of each producer, and three samples.
+    // Three notes per producer, and three samples.
     let slots = 2 * u64::from(OWNER_COPIES) + 9;
     let store = Arc::new(MemoryStore::new(MemoryConfig::new(slots * BYTES as u64, BYTES)).unwrap());
     let config = FeatureConfig { poll_ms: 1, ..FeatureConfig::producer("f", 0) };
@@ -467,7 +468,7 @@ async fn a_store_that_is_full_is_back_pressure() {
     for reference in &refs {
         producer.get(reference).await.unwrap();
     }
-    // What can never have room is refused at once.
+    // A sample that can never fit is refused at once.
     let specs = (0..slots).map(|it| TensorSpec::new(it.to_string(), Dtype::U8, [0]));
     let arena = Arena::new(1, BYTES).unwrap();
     let _registration = producer.register(&arena).unwrap();
@@ -476,9 +477,9 @@ async fn a_store_that_is_full_is_back_pressure() {
     assert!(matches!(huge, Err(FeatureError::TooLarge { .. })), "{huge:?}");
 }
 
-/// On a bucket each look at an object is a request.
+/// On a bucket each lookup is a request.
 #[tokio::test]
-async fn what_gc_has_seen_it_does_not_look_at_again_soon() {
+async fn gc_does_not_recheck_recently_seen_samples() {
     let store = store();
     let asked = || store.stats().memory.unwrap().exists;
     let producer = open(&store, FeatureConfig::producer("f", 0)).await;
@@ -493,7 +494,7 @@ async fn what_gc_has_seen_it_does_not_look_at_again_soon() {
         looks.push(asked() - before);
     }
     assert_eq!(looks, [60, 0, 0, 0, 0], "a tensor, a claim and a revocation each");
-    // What is consumed is noticed in time, and at once when there is no room.
+    // Consumed samples are found after a while, and at once when room is short.
     producer.release(refs.remove(0)).await.unwrap();
     let consumer = open(&store, FeatureConfig::consumer("f")).await;
     consumer.release(refs.remove(0)).await.unwrap();

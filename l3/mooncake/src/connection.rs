@@ -1,7 +1,8 @@
-//! The way to the cluster: made in the background, since a master that is not there is waited for a
-//! minute and a half, and made again until it succeeds. A client that keeps memory is replaced by another,
-//! since nothing but its end ends the transfers that it has given up. What is offered to the cluster would
-//! go with it, and all objects there; so a client of its own offers it, which moves no bytes and stays.
+//! Connection to the cluster. It is opened in the background, because the library waits a minute
+//! and a half for an absent master, and retried until it succeeds. A client that keeps memory of
+//! failed transfers is replaced by another, since only its end stops those transfers. A segment
+//! that it contributed would go with it, and all objects there. So a separate client contributes
+//! the segment; it transfers nothing and stays.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
@@ -12,62 +13,62 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::library::{Client, ClientMemory, Endpoint, Library, Placement};
+use super::library::{Client, ClientMemory, Endpoint, Library, SegmentPlacement};
 use terrace_l3::{Arena, Registration, Results, StoreError};
 
-/// A client as soon as there is one, and the arenas that it must know.
+/// The client, once connected, and the arenas to register with it.
 #[derive(Clone, Debug)]
 pub(crate) struct Connection {
-    shared: Arc<Shared>,
+    shared: Arc<ConnectionCore>,
 }
 
-/// How to connect, and with what.
+/// Parameters of a connection.
 #[derive(Clone, Debug)]
-pub(crate) struct Way {
+pub(crate) struct ConnectConfig {
     pub(crate) endpoint: Endpoint,
     pub(crate) memory: ClientMemory,
-    /// Where objects go. [`OWN_SEGMENT`] stands for the segment that is offered here.
-    pub(crate) placement: Placement,
-    /// How long to wait between tries.
+    /// Placement of objects. [`OWN_SEGMENT`] stands for the segment contributed by this process.
+    pub(crate) placement: SegmentPlacement,
+    /// Delay between attempts.
     pub(crate) retry: Duration,
 }
 
-/// What the segment that a client offers is called in its own settings: the cluster names it anew at every
-/// start.
+/// Placeholder for the name of the contributed segment in the settings: the cluster assigns a new
+/// name at every start.
 pub(crate) const OWN_SEGMENT: &CStr = c"own";
 
 #[derive(Debug)]
-struct Shared {
+struct ConnectionCore {
     library: Arc<Library>,
-    way: Way,
+    way: ConnectConfig,
     master: String,
-    state: Mutex<State>,
+    state: Mutex<ConnectionState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ConnectionState {
     client: Option<Arc<Client>>,
-    /// The client that offers a segment, if one is offered.
-    offerer: Option<Arc<Client>>,
-    /// Why the last try to connect failed.
-    trouble: Option<String>,
-    /// Whether somebody is connecting.
+    /// Client that contributes a segment, if one is configured.
+    contributor: Option<Arc<Client>>,
+    /// Error of the last attempt to connect.
+    last_error: Option<String>,
+    /// True while a thread is connecting.
     connecting: bool,
     arenas: BTreeMap<u64, Arc<Buffer>>,
     closed: bool,
 }
 
-/// An arena that the library knows. It is unregistered when nobody uses it any more: neither its
-/// registration nor a transfer.
+/// An arena registered with the library. It is unregistered when neither a registration nor a
+/// transfer uses it.
 #[derive(Debug)]
 pub(crate) struct Buffer {
     arena: Arena,
-    /// One client, and while it is being replaced two.
+    /// One client, or two while it is being replaced.
     known_to: Mutex<Vec<Weak<Client>>>,
 }
 
-/// What is to be done with an object, and the arena that it uses, which stays registered until this is
+/// A request for an object, and the arena that it uses, which stays registered until this is
 /// dropped.
 #[derive(Debug)]
 pub(crate) struct Buffered<J> {
@@ -115,10 +116,10 @@ impl Drop for Buffer {
 }
 
 impl Connection {
-    /// Begins to connect.
-    pub(crate) fn new(library: Arc<Library>, way: Way) -> io::Result<Self> {
+    /// Starts to connect.
+    pub(crate) fn new(library: Arc<Library>, way: ConnectConfig) -> io::Result<Self> {
         let connection = Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(ConnectionCore {
                 master: way.endpoint.master.to_string_lossy().into_owned(),
                 library,
                 way,
@@ -130,7 +131,8 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Has a thread connect, if none is at it. Until it has, a client that is there already is used.
+    /// Starts a thread that connects, unless one is running. Until it succeeds, an existing client
+    /// stays in use.
     pub(crate) fn connect(&self) -> io::Result<()> {
         let mut state = self.shared.state.lock();
         if state.connecting || state.closed {
@@ -140,24 +142,24 @@ impl Connection {
         let weak = Arc::downgrade(&self.shared);
         std::thread::Builder::new()
             .name("terrace-mooncake-connect".to_owned())
-            .spawn(move || keep_trying(&weak, &library, &way))?;
+            .spawn(move || connect_until_closed(&weak, &library, &way))?;
         state.connecting = true;
         Ok(())
     }
 
-    /// The client, or that there is none yet.
+    /// Returns the client, or an error if there is none yet.
     pub(crate) fn client(&self) -> Result<Arc<Client>, StoreError> {
         let state = self.shared.state.lock();
         state.client.clone().ok_or_else(|| {
-            let trouble = state.trouble.as_deref().unwrap_or("it has not been reached yet");
+            let last_error = state.last_error.as_deref().unwrap_or("it has not been reached yet");
             let master = self.master();
-            let message = format!("the Mooncake master at {master} cannot be used: {trouble}");
+            let message = format!("the Mooncake master at {master} cannot be used: {last_error}");
             let error = io::Error::new(io::ErrorKind::NotConnected, message);
             StoreError::io("asking Mooncake", &error)
         })
     }
 
-    /// Waits until there is a client, and answers whether there is one.
+    /// Waits until there is a client, and returns whether there is one.
     pub(crate) fn wait(&self, patience: Duration) -> bool {
         let until = Instant::now() + patience;
         let mut state = self.shared.state.lock();
@@ -173,10 +175,10 @@ impl Connection {
         self.shared.state.lock().client.is_some()
     }
 
-    /// What the cluster calls the segment that is offered here.
+    /// Name of the contributed segment in the cluster.
     pub(crate) fn segment(&self) -> Option<CString> {
-        let offerer = self.shared.state.lock().offerer.clone();
-        offerer.and_then(|offerer| offerer.name())
+        let contributor = self.shared.state.lock().contributor.clone();
+        contributor.and_then(|contributor| contributor.name())
     }
 
     pub(crate) fn master(&self) -> &str {
@@ -193,17 +195,17 @@ impl Connection {
             buffer.make_known(client)?;
         }
         state.arenas.insert(arena.id(), buffer);
-        Ok(Registration::new(Entry { shared: self.shared.clone(), arena: arena.id() }))
+        Ok(Registration::new(ArenaGuard { shared: self.shared.clone(), arena: arena.id() }))
     }
 
-    /// The arena, for as long as a transfer uses it.
+    /// The arena, kept registered for a transfer.
     pub(crate) fn buffer(&self, arena: u64) -> Result<Arc<Buffer>, StoreError> {
         let state = self.shared.state.lock();
         state.arenas.get(&arena).cloned().ok_or(StoreError::NotRegistered { arena })
     }
 
     /// A batch with its arenas. They are looked up when a call is made: a registration that ends
-    /// afterwards does not end the call.
+    /// afterwards does not affect the call.
     pub(crate) fn buffered<J>(
         &self,
         jobs: Vec<J>,
@@ -217,39 +219,39 @@ impl Connection {
         self.shared.state.lock().arenas.len()
     }
 
-    /// Lets go of the client, and of what is offered. Calls under way still have the client.
+    /// Releases the client and the contributed segment. Calls in flight keep the client.
     pub(crate) fn close(&self) {
         let clients = {
             let mut state = self.shared.state.lock();
             state.closed = true;
-            (state.client.take(), state.offerer.take())
+            (state.client.take(), state.contributor.take())
         };
         self.shared.changed.notify_all();
         drop(clients);
     }
 }
 
-struct Entry {
-    shared: Arc<Shared>,
+struct ArenaGuard {
+    shared: Arc<ConnectionCore>,
     arena: u64,
 }
 
-impl Drop for Entry {
+impl Drop for ArenaGuard {
     fn drop(&mut self) {
         let buffer = self.shared.state.lock().arenas.remove(&self.arena);
         drop(buffer);
     }
 }
 
-/// Offers a segment, if one is to be.
-fn offer(library: &Arc<Library>, way: &Way) -> Result<Option<Client>, String> {
+/// Contributes a segment, if configured.
+fn contribute(library: &Arc<Library>, way: &ConnectConfig) -> Result<Option<Client>, String> {
     let memory = ClientMemory { buffer_bytes: 0, ..way.memory };
     if memory.segment_bytes == 0 {
         return Ok(None);
     }
-    let placement = Placement { replicas: 1, preferred: Vec::new() };
-    let offerer = Client::connect(library, &way.endpoint, memory, placement);
-    offerer.map(Some).map_err(|code| {
+    let placement = SegmentPlacement { replicas: 1, preferred: Vec::new() };
+    let contributor = Client::connect(library, &way.endpoint, memory, placement);
+    contributor.map(Some).map_err(|code| {
         let bytes = memory.segment_bytes;
         format!(
             "the library returned {code} for a segment of {bytes} bytes; check that the address is \
@@ -258,13 +260,17 @@ fn offer(library: &Arc<Library>, way: &Way) -> Result<Option<Client>, String> {
     })
 }
 
-/// Connects and asks a first question. A master of another version lets anybody connect, and answers
-/// no question.
-fn connect(library: &Arc<Library>, way: &Way, offerer: Option<&Client>) -> Result<Client, String> {
-    const NOBODYS_KEY: &CStr = c"terrace/is-anybody-there";
+/// Connects and sends a first lookup. A master of another version accepts connections, but answers
+/// no lookup.
+fn connect(
+    library: &Arc<Library>,
+    way: &ConnectConfig,
+    contributor: Option<&Client>,
+) -> Result<Client, String> {
+    const PROBE_KEY: &CStr = c"terrace/is-anybody-there";
     let memory = ClientMemory { segment_bytes: 0, ..way.memory };
     let mut placement = way.placement.clone();
-    let own = offerer.and_then(Client::name);
+    let own = contributor.and_then(Client::name);
     placement.preferred.retain_mut(|name| {
         if name.as_c_str() != OWN_SEGMENT {
             return true;
@@ -274,7 +280,7 @@ fn connect(library: &Arc<Library>, way: &Way, offerer: Option<&Client>) -> Resul
     let client = Client::connect(library, &way.endpoint, memory, placement).map_err(|code| {
         format!("the library returned {code}; check that the address is right and the master runs")
     })?;
-    match client.exist(&[NOBODYS_KEY.to_owned()])[0] {
+    match client.exist(&[PROBE_KEY.to_owned()])[0] {
         0.. => Ok(client),
         code => Err(format!(
             "it is reachable, but a lookup returned {code}, as with a master of a different \
@@ -283,29 +289,34 @@ fn connect(library: &Arc<Library>, way: &Way, offerer: Option<&Client>) -> Resul
     }
 }
 
-fn keep_trying(shared: &Weak<Shared>, library: &Arc<Library>, way: &Way) {
+fn connect_until_closed(
+    shared: &Weak<ConnectionCore>,
+    library: &Arc<Library>,
+    way: &ConnectConfig,
+) {
     let retry = way.retry;
     let mut tries = 0u32;
     loop {
-        let Some(offerer) = shared.upgrade().map(|it| it.state.lock().offerer.clone()) else {
+        let Some(contributor) = shared.upgrade().map(|it| it.state.lock().contributor.clone())
+        else {
             return;
         };
-        let offerer = match offerer {
-            Some(offerer) => Ok(Some(offerer)),
-            None => offer(library, way).map(|offerer| offerer.map(Arc::new)),
+        let contributor = match contributor {
+            Some(contributor) => Ok(Some(contributor)),
+            None => contribute(library, way).map(|contributor| contributor.map(Arc::new)),
         };
-        let connected = match &offerer {
-            Ok(offerer) => connect(library, way, offerer.as_deref()),
-            Err(trouble) => Err(trouble.clone()),
+        let connected = match &contributor {
+            Ok(contributor) => connect(library, way, contributor.as_deref()),
+            Err(last_error) => Err(last_error.clone()),
         };
         let Some(shared) = shared.upgrade() else { return };
         let mut state = shared.state.lock();
         if state.closed {
             return;
         }
-        // It stays even if the other client is not there yet.
-        state.offerer = offerer.ok().flatten();
-        let trouble = match connected.map(Arc::new) {
+        // It stays even if the other client could not connect yet.
+        state.contributor = contributor.ok().flatten();
+        let last_error = match connected.map(Arc::new) {
             Ok(client) => {
                 let unknown = state.arenas.values().map(|buffer| buffer.make_known(&client));
                 match unknown.collect::<Result<(), _>>() {
@@ -320,22 +331,23 @@ fn keep_trying(shared: &Weak<Shared>, library: &Arc<Library>, way: &Way) {
                                 shared.master
                             );
                         }
-                        // Its end may take a while. If calls are under way, the last of them ends it.
+                        // Its destruction may take a while. If calls are in flight, the last of
+                        // them destroys it.
                         drop(former);
                         return;
                     }
                     Err(error) => error.to_string(),
                 }
             }
-            Err(trouble) => trouble,
+            Err(last_error) => last_error,
         };
         tries += 1;
         tracing::warn!(
-            "L3: cannot use the Mooncake master at {} (attempt {tries}): {trouble}. Requests \
+            "L3: cannot use the Mooncake master at {} (attempt {tries}): {last_error}. Requests \
              compute instead. Next attempt in {retry:?}",
             shared.master
         );
-        state.trouble = Some(trouble);
+        state.last_error = Some(last_error);
         let until = Instant::now() + retry;
         while !state.closed && !shared.changed.wait_until(&mut state, until).timed_out() {}
         if state.closed {

@@ -1,16 +1,15 @@
-//! Everything but moving bytes: asking, pinning, removing.
+//! Lookups, pins and removals.
 
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::codes::{Call, Outcome};
-use super::ledger::Departure;
+use super::codes::{CallOutcome, CountedCall};
 use super::library::Client;
-use super::{MooncakeConfig, Shared};
-use terrace_l3::backend::{Reserved, leases_max};
+use super::{MooncakeConfig, MooncakeCore};
+use terrace_l3::backend::{Departure, Reserved, leases_max};
 use terrace_l3::{ExistsOptions, ObjectId, Pin, Place, Presence, Removal, Results, StoreError};
 
-impl Shared {
+impl MooncakeCore {
     pub(super) fn exist(
         &self,
         client: &Client,
@@ -67,7 +66,7 @@ impl Shared {
         results
     }
 
-    /// Pins objects: those of other clients become ours, too.
+    /// Pins objects. Those of other clients become ours as well.
     pub(super) fn pin(&self, client: &Client, ids: &[ObjectId], pin: Pin) -> Results<()> {
         let codes = client.exist(&self.keys(ids));
         let pin_one = |(id, code): (&ObjectId, i32)| -> Result<(), StoreError> {
@@ -86,10 +85,8 @@ impl Shared {
                     let now_ms = self.ledger.now_ms();
                     match state.catalogue.reserve(id, length as u32, Some(pin), now_ms)? {
                         Reserved::Slot(slot) => {
-                            state.may_be_apart.insert(*id);
                             for replaced in state.catalogue.publish(slot) {
-                                let departure = state.depart(replaced);
-                                state.leaving.entry(departure.id).and_modify(|it| it.stuck = true);
+                                state.park(replaced);
                             }
                         }
                         Reserved::AlreadyThere(_) => {}
@@ -105,7 +102,7 @@ impl Shared {
                 (Err(other), _) => return Err(failure("pinning an object", other)),
             }
             if let Pin::Hard(_) = pin {
-                state.hold(*id);
+                state.note_pinned(*id);
             }
             Ok(())
         };
@@ -116,10 +113,10 @@ impl Shared {
         let mut state = self.ledger.lock();
         state.catalogue.unpin(id, pin)?;
         if !state.catalogue.is_pinned(id) {
-            state.unheld(id);
-            // What others have put is theirs again, and not ours to evict.
+            state.note_unpinned(id);
+            // Objects of other clients belong to them again, and are not ours to evict.
             if self.config.pinned_stay
-                && !state.stiff.contains_key(id)
+                && !state.cluster_pinned.contains_key(id)
                 && let Some(slot) = state.catalogue.find(id)
             {
                 state.forget(id, slot);
@@ -149,10 +146,10 @@ impl Shared {
         let departures = {
             let mut state = self.ledger.lock();
             while state.is_leaving(id) {
-                // Whoever is at it may fail; then it is not gone.
-                if let Some(stuck) = state.take_stuck(Some(id)) {
+                // The other removal may fail; then the object still exists.
+                if let Some(stuck) = state.departures.take_stuck(id) {
                     drop(state);
-                    return self.expel(client, stuck).and_then(was_there);
+                    return self.remove_departing(client, stuck).and_then(was_there);
                 }
                 if !self.ledger.wait(&mut state, until) {
                     return Err(StoreError::BeingWritten);
@@ -160,33 +157,37 @@ impl Shared {
             }
             match state.catalogue.remove(id, removal, self.ledger.now_ms()) {
                 Ok(()) => state.take_departures(),
-                // It may be another client's, whose leases are the cluster's.
+                // It may be another client's, whose leases only the cluster knows.
                 Err(StoreError::Missing) => Vec::new(),
                 Err(refused) => return Err(refused),
             }
         };
         if departures.is_empty() {
-            let code = client.remove(&self.key(id), removal != Removal::Plain, true);
+            let code = client.remove(&self.key(id), removal != Removal::Plain);
             self.ledger.lock().seen.remove(id);
-            return removed(self.outcome(Call::Remove, code.into()));
+            return removed(self.outcome(CountedCall::Remove, code.into()));
         }
         departures
             .into_iter()
-            .try_for_each(|departure| self.expel(client, departure).and_then(was_there))
+            .try_for_each(|departure| self.remove_departing(client, departure).and_then(was_there))
     }
 
-    /// Takes an object that is leaving out of the cluster, when nobody is at it any more. Answers whether
+    /// Removes a departing object from the cluster when no call uses it any more. Returns whether
     /// the cluster had it: another client may have removed it.
-    pub(super) fn expel(&self, client: &Client, departure: Departure) -> Result<bool, StoreError> {
+    pub(super) fn remove_departing(
+        &self,
+        client: &Client,
+        departure: Departure,
+    ) -> Result<bool, StoreError> {
         self.ledger.wait_for_users(&departure);
-        let code = client.remove(&self.key(&departure.id), true, departure.may_be_apart);
-        match removed(self.outcome(Call::Remove, code.into())) {
+        let code = client.remove(&self.key(&departure.id), true);
+        match removed(self.outcome(CountedCall::Remove, code.into())) {
             done @ (Ok(()) | Err(StoreError::Missing)) => {
                 self.ledger.departed(departure);
                 Ok(done.is_ok())
             }
             Err(error) => {
-                self.ledger.is_stuck(departure);
+                self.ledger.stayed(departure);
                 Err(error)
             }
         }
@@ -197,43 +198,43 @@ fn was_there(was_there: bool) -> Result<(), StoreError> {
     if was_there { Ok(()) } else { Err(StoreError::Missing) }
 }
 
-/// What became of a removal.
-fn removed(outcome: Outcome) -> Result<(), StoreError> {
+/// Converts the outcome of a removal.
+fn removed(outcome: CallOutcome) -> Result<(), StoreError> {
     match outcome {
-        Outcome::Done => Ok(()),
-        Outcome::Absent => Err(StoreError::Missing),
-        Outcome::Unfinished => Err(StoreError::BeingWritten),
-        Outcome::Leased => Err(StoreError::Leased),
-        Outcome::Full
-        | Outcome::BadLength
-        | Outcome::AlreadyThere
-        | Outcome::LeaseLapsed
-        | Outcome::TransferFailed
-        | Outcome::MasterGone
-        | Outcome::Other => Err(failure("removing an object", outcome)),
+        CallOutcome::Done => Ok(()),
+        CallOutcome::Absent => Err(StoreError::Missing),
+        CallOutcome::Unfinished => Err(StoreError::BeingWritten),
+        CallOutcome::Leased => Err(StoreError::Leased),
+        CallOutcome::Full
+        | CallOutcome::BadLength
+        | CallOutcome::AlreadyThere
+        | CallOutcome::LeaseLapsed
+        | CallOutcome::TransferFailed
+        | CallOutcome::MasterGone
+        | CallOutcome::Other => Err(failure("removing an object", outcome)),
     }
 }
 
-/// An outcome that says that the cluster is unwell.
-pub(super) fn failure(during: &'static str, outcome: Outcome) -> StoreError {
+/// Converts an outcome that means a failure of the cluster.
+pub(super) fn failure(during: &'static str, outcome: CallOutcome) -> StoreError {
     let (kind, message) = match outcome {
-        Outcome::MasterGone => (
+        CallOutcome::MasterGone => (
             io::ErrorKind::NotConnected,
             "the Mooncake master does not answer, or its version differs from that of the library"
                 .to_owned(),
         ),
-        Outcome::TransferFailed => {
+        CallOutcome::TransferFailed => {
             (io::ErrorKind::ConnectionReset, "a Mooncake storage node does not answer".to_owned())
         }
-        Outcome::Done
-        | Outcome::Full
-        | Outcome::BadLength
-        | Outcome::Unfinished
-        | Outcome::Absent
-        | Outcome::AlreadyThere
-        | Outcome::Leased
-        | Outcome::LeaseLapsed
-        | Outcome::Other => {
+        CallOutcome::Done
+        | CallOutcome::Full
+        | CallOutcome::BadLength
+        | CallOutcome::Unfinished
+        | CallOutcome::Absent
+        | CallOutcome::AlreadyThere
+        | CallOutcome::Leased
+        | CallOutcome::LeaseLapsed
+        | CallOutcome::Other => {
             (io::ErrorKind::Other, format!("Mooncake returned an unexpected result ({outcome:?})"))
         }
     };

@@ -1,13 +1,13 @@
-//! Reading objects, and verifying them.
+//! Reads and their verification.
 
 use std::collections::BTreeSet;
 use std::ffi::CStr;
 
-use super::Shared;
-use super::codes::{Call, Outcome};
+use super::MooncakeCore;
+use super::codes::{CallOutcome, CountedCall};
 use super::connection::Buffered;
 use super::control::failure;
-use super::library::{Client, IS_WHOLE, PAYLOAD_LOST, Writable};
+use super::library::{Client, Writable};
 use super::worker::{BOUNCE_PAGES, Worker};
 use terrace_l3::backend::{Headroom, Slot, payload_checksums};
 use terrace_l3::{
@@ -15,15 +15,15 @@ use terrace_l3::{
 };
 
 /// An object that is being read.
-struct Reading {
-    /// Its place in the batch.
+struct ClusterRead {
+    /// Index in the batch.
     place: usize,
     get: Buffered<Get>,
     /// Its slot, if this client has put it.
     slot: Option<Slot>,
 }
 
-impl Shared {
+impl MooncakeCore {
     pub(super) fn get(
         &self,
         worker: &mut Worker,
@@ -40,10 +40,11 @@ impl Shared {
                 Err(error) => results[place] = Err(error),
             }
         }
-        // The library takes a key once a batch.
+        // The library accepts each key once per batch.
         while !batch.is_empty() {
             let mut keys = BTreeSet::new();
-            let (first, again) = batch.into_iter().partition(|it: &Reading| keys.insert(it.get.id));
+            let (first, again) =
+                batch.into_iter().partition(|it: &ClusterRead| keys.insert(it.get.id));
             self.read(worker, client, first, &mut results);
             batch = again;
         }
@@ -53,7 +54,7 @@ impl Shared {
         results
     }
 
-    fn begin(&self, place: usize, get: Buffered<Get>) -> Result<Reading, StoreError> {
+    fn begin(&self, place: usize, get: Buffered<Get>) -> Result<ClusterRead, StoreError> {
         let mut state = self.ledger.lock();
         if state.is_leaving(&get.id) {
             return Err(StoreError::Missing);
@@ -66,34 +67,26 @@ impl Shared {
             let (expected, found) = (get.target.len(), length as usize);
             return Err(StoreError::Length { expected, found });
         }
-        Ok(Reading { place, get, slot: found.map(|(slot, _)| slot) })
+        Ok(ClusterRead { place, get, slot: found.map(|(slot, _)| slot) })
     }
 
     fn read(
         &self,
         worker: &mut Worker,
         client: &Client,
-        batch: Vec<Reading>,
+        batch: Vec<ClusterRead>,
         results: &mut Results<Served>,
     ) {
         let mut direct = Vec::with_capacity(batch.len());
-        let (mut apart, mut bounced) = (Vec::new(), Vec::new());
+        let mut bounced = Vec::new();
         for reading in batch {
             match reading.get.target.headroom() {
                 Some(headroom) => direct.push((reading, headroom)),
-                None if reading.get.target.len() >= self.config.apart_bytes_min => {
-                    apart.push(reading);
-                }
                 None => bounced.push(reading),
             }
         }
         if !direct.is_empty() {
             self.read_direct(worker, client, direct, results);
-        }
-        let mut apart = apart.into_iter().peekable();
-        while apart.peek().is_some() {
-            let some = apart.by_ref().take(BOUNCE_PAGES as usize).collect();
-            bounced.extend(self.read_apart(worker, client, some, results));
         }
         let mut bounced = bounced.into_iter().peekable();
         while bounced.peek().is_some() {
@@ -106,7 +99,7 @@ impl Shared {
         &self,
         worker: &mut Worker,
         client: &Client,
-        mut batch: Vec<(Reading, Headroom)>,
+        mut batch: Vec<(ClusterRead, Headroom)>,
         results: &mut Results<Served>,
     ) {
         let keys = self.keys(batch.iter().map(|(reading, _)| &reading.get.id));
@@ -116,11 +109,11 @@ impl Shared {
             .collect();
         let codes = client.get(&keys, &mut pieces);
         drop(pieces);
-        // Of those alone whose bytes came.
+        // Only of payloads that arrived.
         let payloads = batch
             .iter()
             .zip(&codes)
-            .map(|((reading, _), code)| if came(*code) { &*reading.get.target } else { &[] });
+            .map(|((reading, _), code)| if arrived(*code) { &*reading.get.target } else { &[] });
         let sums = payload_checksums(&payloads.collect::<Vec<&[u8]>>());
         for ((((reading, headroom), key), code), sum) in
             batch.into_iter().zip(&keys).zip(codes).zip(sums)
@@ -130,66 +123,17 @@ impl Shared {
                 get.verify(&headroom.read())?.verify_checksum(sum)
             });
             results[reading.place] = self.end(client, key, &reading, verified);
-            if Outcome::of(code).may_go_on() {
+            if CallOutcome::of(code).may_continue() {
                 client.keep((reading.get, headroom));
             }
         }
-    }
-
-    /// Reads payloads straight to where they belong, and their headers through the thread's own memory. Those
-    /// of the objects that are in one piece are answered: they cannot be read like this.
-    fn read_apart(
-        &self,
-        worker: &mut Worker,
-        client: &Client,
-        mut batch: Vec<Reading>,
-        results: &mut Results<Served>,
-    ) -> Vec<Reading> {
-        let keys = self.keys(batch.iter().map(|reading| &reading.get.id));
-        let mut headers = match worker.copies(batch.iter().map(|_| HEADER_BYTES)) {
-            Ok(headers) => headers,
-            Err(error) => {
-                for (reading, key) in batch.iter().zip(&keys) {
-                    results[reading.place] = self.end(client, key, reading, Err(error.clone()));
-                }
-                return Vec::new();
-            }
-        };
-        let pieces = headers.iter_mut().zip(&mut batch);
-        let mut pieces: Vec<_> = pieces
-            .map(|(header, reading)| Writable::apart(header, &mut reading.get.target))
-            .collect();
-        let codes = client.get(&keys, &mut pieces);
-        drop(pieces);
-        let found: Vec<[u8; HEADER_BYTES]> = headers.iter().map(|it| header_of(it)).collect();
-        for (header, code) in headers.into_iter().zip(&codes) {
-            if *code != IS_WHOLE && Outcome::of(*code).may_go_on() {
-                client.keep(header);
-            }
-        }
-        let mut whole = Vec::new();
-        for (((reading, header), key), code) in batch.into_iter().zip(found).zip(&keys).zip(codes) {
-            if code == IS_WHOLE {
-                whole.push(reading);
-                continue;
-            }
-            let get = &reading.get;
-            let verified = self.judge(worker, client, key, get, code, || {
-                get.verify(&header)?.verify_payload(&get.target)
-            });
-            results[reading.place] = self.end(client, key, &reading, verified);
-            if Outcome::of(code).may_go_on() {
-                client.keep(reading.get);
-            }
-        }
-        whole
     }
 
     fn read_bounced(
         &self,
         worker: &mut Worker,
         client: &Client,
-        batch: Vec<Reading>,
+        batch: Vec<ClusterRead>,
         results: &mut Results<Served>,
     ) {
         let keys = self.keys(batch.iter().map(|reading| &reading.get.id));
@@ -208,14 +152,14 @@ impl Shared {
         drop(pieces);
         let mut batch = batch;
         for ((reading, copy), code) in batch.iter_mut().zip(&copies).zip(&codes) {
-            if came(*code) {
+            if arrived(*code) {
                 reading.get.target.copy_from_slice(&copy[HEADER_BYTES..]);
                 self.bounced(reading.get.target.len());
             }
         }
         let headers: Vec<[u8; HEADER_BYTES]> = copies.iter().map(|copy| header_of(copy)).collect();
         for (copy, code) in copies.into_iter().zip(&codes) {
-            if Outcome::of(*code).may_go_on() {
+            if CallOutcome::of(*code).may_continue() {
                 client.keep(copy);
             }
         }
@@ -229,7 +173,7 @@ impl Shared {
         }
     }
 
-    /// What a code says about an object that was read.
+    /// Result for an object that was read, given its code.
     fn judge(
         &self,
         worker: &mut Worker,
@@ -240,22 +184,16 @@ impl Shared {
         verify: impl FnOnce() -> Result<(), Mismatch>,
     ) -> Result<(), StoreError> {
         let expected = get.target.len();
-        match self.outcome(Call::Get, code) {
-            // Whoever removes an object takes its header first: if that is there still, the payload was lost.
-            _ if code == PAYLOAD_LOST => Err(if client.size(key) == HEADER_BYTES as i64 {
-                StoreError::Corrupt(Mismatch::Length)
-            } else {
-                StoreError::Missing
-            }),
-            Outcome::Done if code == (HEADER_BYTES + expected) as i64 => {
+        match self.outcome(CountedCall::Get, code) {
+            CallOutcome::Done if code == (HEADER_BYTES + expected) as i64 => {
                 verify().map_err(|mismatch| match mismatch {
-                    // That a header says, and its own checksum with it.
+                    // The header itself is intact, as its own checksum shows.
                     Mismatch::Prefix => StoreError::Corrupt(mismatch),
-                    mismatch => self.look_again(worker, client, key, get, mismatch),
+                    mismatch => self.classify_mismatch(worker, client, key, get, mismatch),
                 })
             }
-            // Of another length: it is the object's if its header says so.
-            Outcome::Done | Outcome::BadLength => {
+            // The length differs: it is that of the object only if its header confirms it.
+            CallOutcome::Done | CallOutcome::BadLength => {
                 let size = if code >= 0 { code } else { client.size(key) };
                 let found = self.length(size)?;
                 if self.is_sound(worker, client, key, &get.id, found)? {
@@ -266,23 +204,25 @@ impl Shared {
                     Err(StoreError::Corrupt(Mismatch::Length))
                 }
             }
-            // The bytes came, but the cluster was free to overwrite them meanwhile. If they verify, it
-            // did not.
-            Outcome::LeaseLapsed => verify().map_err(|_| StoreError::Missing),
-            Outcome::Absent | Outcome::Unfinished => Err(StoreError::Missing),
-            // It may well be there: its node does not answer, or memory is not registered as it should.
-            other @ (Outcome::TransferFailed
-            | Outcome::Full
-            | Outcome::AlreadyThere
-            | Outcome::Leased
-            | Outcome::MasterGone
-            | Outcome::Other) => Err(failure("reading an object", other)),
+            // The bytes arrived, but the cluster was free to overwrite them meanwhile. If they
+            // verify, it did not.
+            CallOutcome::LeaseLapsed => verify().map_err(|_| StoreError::Missing),
+            CallOutcome::Absent | CallOutcome::Unfinished => Err(StoreError::Missing),
+            // The object may exist: its node does not answer, or memory is not registered
+            // correctly.
+            other @ (CallOutcome::TransferFailed
+            | CallOutcome::Full
+            | CallOutcome::AlreadyThere
+            | CallOutcome::Leased
+            | CallOutcome::MasterGone
+            | CallOutcome::Other) => Err(failure("reading an object", other)),
         }
     }
 
-    /// What is wrong with an object that does not verify: its value, or it was removed while it was
-    /// read and another has its place. Then it is gone, or there again for the next who asks.
-    fn look_again(
+    /// Error for an object that does not verify: either its value is damaged, or the object was
+    /// removed during the read and another one has its place. In the second case the object is
+    /// missing, or present again for the next read.
+    fn classify_mismatch(
         &self,
         worker: &mut Worker,
         client: &Client,
@@ -300,23 +240,23 @@ impl Shared {
         }
     }
 
-    /// The length of an object whose size is this, which may be a code.
+    /// Length of an object whose value has this size; the size may be an error code.
     pub(super) fn length(&self, size: i64) -> Result<usize, StoreError> {
-        match self.outcome(Call::Get, size) {
-            Outcome::Done => {}
-            Outcome::Absent | Outcome::Unfinished => return Err(StoreError::Missing),
+        match self.outcome(CountedCall::Get, size) {
+            CallOutcome::Done => {}
+            CallOutcome::Absent | CallOutcome::Unfinished => return Err(StoreError::Missing),
             other => return Err(failure("reading an object", other)),
         }
         let length = (size as usize).checked_sub(HEADER_BYTES);
         length.ok_or(StoreError::Corrupt(Mismatch::Length))
     }
 
-    /// Notes how reading ended, and removes what does not verify.
+    /// Records the end of a read, and removes an object that does not verify.
     fn end(
         &self,
         client: &Client,
         key: &CStr,
-        reading: &Reading,
+        reading: &ClusterRead,
         verified: Result<(), StoreError>,
     ) -> Result<Served, StoreError> {
         let id = &reading.get.id;
@@ -338,17 +278,17 @@ impl Shared {
         }
         self.ledger.notify();
         if let (Err(StoreError::Corrupt(_)), None) = (&verified, reading.slot) {
-            self.outcome(Call::Remove, client.remove(key, true, true).into());
+            self.outcome(CountedCall::Remove, client.remove(key, true).into());
         }
         for departure in departures {
-            // One that cannot be removed now is by the keeper.
-            let _ = self.expel(client, departure);
+            // The keeper retries removals that fail.
+            let _ = self.remove_departing(client, departure);
         }
         verified.map(|()| Served { place: Place::Memory, waited: false })
     }
 
-    /// Whether the cluster has the object, with a payload of so many bytes, whole. It is read through
-    /// the thread's own memory.
+    /// Checks whether the cluster has the object, intact and with a payload of `length` bytes. It
+    /// is read into the thread's own memory.
     pub(super) fn is_sound(
         &self,
         worker: &mut Worker,
@@ -361,24 +301,24 @@ impl Shared {
             return Ok(false);
         }
         let (code, copy) = worker.read(client, key, HEADER_BYTES + length)?;
-        match self.outcome(Call::Get, code) {
-            Outcome::Done
-            | Outcome::LeaseLapsed
-            | Outcome::BadLength
-            | Outcome::Absent
-            | Outcome::Unfinished => Ok(copy.is_some_and(|copy| is_whole(&copy, id))),
+        match self.outcome(CountedCall::Get, code) {
+            CallOutcome::Done
+            | CallOutcome::LeaseLapsed
+            | CallOutcome::BadLength
+            | CallOutcome::Absent
+            | CallOutcome::Unfinished => Ok(copy.is_some_and(|copy| is_intact(&copy, id))),
             other => Err(failure("reading an object", other)),
         }
     }
 }
 
-/// Whether bytes were read, be they right or not.
-fn came(code: i64) -> bool {
-    code >= 0 || Outcome::of(code) == Outcome::LeaseLapsed
+/// Returns true if bytes arrived, valid or not.
+fn arrived(code: i64) -> bool {
+    code >= 0 || CallOutcome::of(code) == CallOutcome::LeaseLapsed
 }
 
-/// Whether these bytes are the object, header and payload.
-pub(super) fn is_whole(object: &[u8], id: &ObjectId) -> bool {
+/// Returns true if these bytes are the object, header and payload.
+pub(super) fn is_intact(object: &[u8], id: &ObjectId) -> bool {
     verify(&header_of(object), id, &object[HEADER_BYTES..]).is_ok()
 }
 

@@ -1,9 +1,9 @@
-//! What this client knows of the cluster: the objects that it has put, in a catalogue like that of any
-//! other store, and what it has seen there lately.
+//! Knowledge of this client about the cluster: a catalogue of the objects that it has put, and the
+//! objects that it has seen there recently.
 //!
-//! Objects of other clients are not in it; they are simply asked for. An object that is being taken
-//! out of the cluster is `leaving`: nobody can have it any more, and nobody can put it again before
-//! it has left, since the cluster would keep the old one.
+//! Objects of other clients are not in the catalogue; they are looked up. A departing object can be
+//! neither read nor put until the cluster has removed it, since the cluster would keep the old
+//! value.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -11,84 +11,61 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use terrace_l3::ObjectId;
-use terrace_l3::backend::{Catalogue, Slot};
+use terrace_l3::backend::{Catalogue, Departure, Departures, Slot, SlotUse};
 
 #[derive(Debug)]
-pub(crate) struct Ledger {
-    state: Mutex<State>,
+pub(crate) struct ClusterLedger {
+    state: Mutex<ClusterState>,
     changed: Condvar,
     born: Instant,
 }
 
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct ClusterState {
     pub(crate) catalogue: Catalogue,
-    /// Objects that leave the cluster.
-    pub(crate) leaving: BTreeMap<ObjectId, Leaving>,
+    pub(crate) departures: Departures,
     pub(crate) seen: Seen,
-    /// Objects with a hard pin of the cluster's own, which only a new put can take off, and since when
-    /// nobody wants it any more.
-    pub(crate) stiff: BTreeMap<ObjectId, Option<Instant>>,
-    /// Objects with a hard pin of ours alone: their leases are renewed.
-    pub(crate) held: BTreeSet<ObjectId>,
-    /// Objects whose payload is apart from its header, or may be, since another client has put them. All
-    /// others in the catalogue are in one piece.
-    pub(crate) may_be_apart: BTreeSet<ObjectId>,
-    /// The object that is out of the cluster for a moment, to be put again without the cluster's own pin.
-    /// That is no use of it, so it may be evicted meanwhile.
-    softening: Option<Softening>,
+    /// Objects with a hard pin in the cluster, which only a new put can remove, each with the time
+    /// of its last unpin here.
+    pub(crate) cluster_pinned: BTreeMap<ObjectId, Option<Instant>>,
+    /// Objects with a hard pin of this client only: their leases are renewed.
+    pub(crate) lease_pinned: BTreeSet<ObjectId>,
+    /// Object that is briefly absent from the cluster, to be put again without the cluster's pin.
+    /// That does not count as a use, so it may be evicted meanwhile.
+    unpinning: Option<Unpinning>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Softening {
+struct Unpinning {
     id: ObjectId,
-    /// What the catalogue has of this name, if anything, is another object by now.
+    /// The catalogue's entry under this id, if any, is a different object by now.
     was_forgotten: bool,
 }
 
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Leaving {
-    pub(crate) slot: Slot,
-    /// Whether its payload may be apart from its header.
-    pub(crate) may_be_apart: bool,
-    /// The cluster did not take it out, and nobody is at it: somebody must try again.
-    pub(crate) stuck: bool,
-}
-
-/// An object that is about to leave.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Departure {
-    pub(crate) id: ObjectId,
-    pub(crate) slot: Slot,
-    /// Whether its payload may be apart from its header.
-    pub(crate) may_be_apart: bool,
-}
-
-impl Ledger {
+impl ClusterLedger {
     pub(crate) fn new(slots: Slot, seen: Seen) -> Self {
-        let state = State {
+        let state = ClusterState {
             catalogue: Catalogue::new(slots, slots),
-            leaving: BTreeMap::new(),
+            departures: Departures::default(),
             seen,
-            stiff: BTreeMap::new(),
-            held: BTreeSet::new(),
-            may_be_apart: BTreeSet::new(),
-            softening: None,
+            cluster_pinned: BTreeMap::new(),
+            lease_pinned: BTreeSet::new(),
+            unpinning: None,
         };
         Self { state: Mutex::new(state), changed: Condvar::new(), born: Instant::now() }
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, ClusterState> {
         self.state.lock()
     }
 
-    /// Tells those who wait that something has changed.
+    /// Wakes all waiting calls.
     pub(crate) fn notify(&self) {
         self.changed.notify_all();
     }
 
-    /// Waits for a change, a little while at the most. False if it is later than `until`.
-    pub(crate) fn wait(&self, state: &mut MutexGuard<'_, State>, until: Instant) -> bool {
+    /// Waits briefly for a change. Returns false after `until`.
+    pub(crate) fn wait(&self, state: &mut MutexGuard<'_, ClusterState>, until: Instant) -> bool {
         const TURN: Duration = Duration::from_millis(20);
         let now = Instant::now();
         if now >= until {
@@ -102,78 +79,73 @@ impl Ledger {
         self.born.elapsed().as_millis() as u64
     }
 
-    /// The object has left the cluster: its slot is free.
+    /// Records that the cluster has removed the object, and frees its slot.
     pub(crate) fn departed(&self, departure: Departure) {
-        let mut state = self.lock();
-        state.leaving.remove(&departure.id);
-        state.catalogue.release(departure.slot);
-        drop(state);
+        self.settle(departure, true);
+    }
+
+    /// Records that the cluster has not removed the object. It stays unreadable until a retry succeeds.
+    pub(crate) fn stayed(&self, departure: Departure) {
+        self.settle(departure, false);
+    }
+
+    fn settle(&self, departure: Departure, removed: bool) {
+        let ClusterState { departures, catalogue, .. } = &mut *self.lock();
+        departures.end(departure, removed, catalogue);
         self.notify();
     }
 
-    /// The cluster did not let it go; it stays unreachable.
-    pub(crate) fn is_stuck(&self, departure: Departure) {
-        if let Some(leaving) = self.lock().leaving.get_mut(&departure.id) {
-            leaving.stuck = true;
-        }
-        self.notify();
-    }
-
-    /// Waits until nobody is at an object that is leaving. Whoever is, is in the middle of a call, which
-    /// ends.
+    /// Waits until no call uses a departing object. All such calls end.
     pub(crate) fn wait_for_users(&self, departure: &Departure) {
         let mut state = self.lock();
-        while state.catalogue.has_readers(departure.slot) || state.is_softening(&departure.id) {
+        let slot = state.departures.slot(&departure.id);
+        let is_read =
+            |state: &ClusterState| slot.is_some_and(|slot| state.catalogue.has_readers(slot));
+        while is_read(&state) || state.is_unpinning(&departure.id) {
             self.changed.wait(&mut state);
         }
     }
 }
 
-impl State {
-    /// Whether nobody may have the object although the cluster may have it still.
+impl ClusterState {
+    /// Returns true if the object is departing: unreadable here, although the cluster may still
+    /// have it.
     pub(crate) fn is_leaving(&self, id: &ObjectId) -> bool {
-        self.leaving.contains_key(id)
+        self.departures.contains(id)
     }
 
-    /// Whether a removal has failed, so that only the cluster knows whether it has the object.
+    /// Returns true if a removal has failed, so that only the cluster knows whether it has the
+    /// object.
     pub(crate) fn is_stuck(&self, id: &ObjectId) -> bool {
-        self.leaving.get(id).is_some_and(|leaving| leaving.stuck)
+        self.departures.is_stuck(id)
     }
 
-    /// Takes an object that is stuck in hand, or any of them, to try again.
-    pub(crate) fn take_stuck(&mut self, id: Option<&ObjectId>) -> Option<Departure> {
-        let (id, leaving) = match id {
-            Some(id) => (*id, self.leaving.get_mut(id).filter(|leaving| leaving.stuck)?),
-            None => {
-                let stuck = self.leaving.iter_mut().find(|(_, leaving)| leaving.stuck)?;
-                (*stuck.0, stuck.1)
-            }
-        };
-        leaving.stuck = false;
-        Some(Departure { id, slot: leaving.slot, may_be_apart: leaving.may_be_apart })
-    }
-
-    /// Everything that was doomed is leaving from now on.
+    /// Starts the removal of all doomed objects.
     pub(crate) fn take_departures(&mut self) -> Vec<Departure> {
         let doomed = self.catalogue.take_doomed();
         doomed.into_iter().map(|slot| self.depart(slot)).collect()
     }
 
-    /// A doomed slot's object is leaving from now on.
+    /// Starts the removal of the object in a doomed slot.
     pub(crate) fn depart(&mut self, slot: Slot) -> Departure {
         let id = self.catalogue.id(slot);
-        let may_be_apart = self.may_be_apart.contains(&id);
         self.drop_marks(&id);
-        self.leaving.insert(id, Leaving { slot, may_be_apart, stuck: false });
-        Departure { id, slot, may_be_apart }
+        self.departures.begin(id, SlotUse::Doomed(slot))
     }
 
-    /// The cluster does not have the object that was in this slot.
+    /// Marks the object in a doomed slot as departing, to be removed by a later retry.
+    pub(crate) fn park(&mut self, slot: Slot) {
+        let id = self.catalogue.id(slot);
+        self.drop_marks(&id);
+        self.departures.park(id, SlotUse::Doomed(slot));
+    }
+
+    /// Forgets an object that the cluster does not have.
     pub(crate) fn forget(&mut self, id: &ObjectId, slot: Slot) {
         self.seen.remove(id);
         if self.catalogue.find(id) == Some(slot) {
-            if let Some(softening) = self.softening.as_mut().filter(|it| it.id == *id) {
-                softening.was_forgotten = true;
+            if let Some(unpinning) = self.unpinning.as_mut().filter(|it| it.id == *id) {
+                unpinning.was_forgotten = true;
             }
             self.drop_marks(id);
             self.catalogue.doom(slot);
@@ -181,50 +153,49 @@ impl State {
         }
     }
 
-    /// An object without any hard pin of ours. Whoever releases it usually removes it at once, so a
-    /// pin of the cluster's is taken off only if it does not.
-    pub(crate) fn unheld(&mut self, id: &ObjectId) {
-        self.held.remove(id);
-        if let Some(since) = self.stiff.get_mut(id) {
+    /// Records that an object has no hard pin of this client any more. The caller usually removes
+    /// it next, so the cluster's pin is only removed after a while.
+    pub(crate) fn note_unpinned(&mut self, id: &ObjectId) {
+        self.lease_pinned.remove(id);
+        if let Some(since) = self.cluster_pinned.get_mut(id) {
             *since = Some(Instant::now());
         }
     }
 
-    /// An object with a hard pin of ours.
-    pub(crate) fn hold(&mut self, id: ObjectId) {
-        match self.stiff.get_mut(&id) {
+    /// Records that an object has a hard pin of this client.
+    pub(crate) fn note_pinned(&mut self, id: ObjectId) {
+        match self.cluster_pinned.get_mut(&id) {
             Some(since) => *since = None,
-            None => drop(self.held.insert(id)),
+            None => drop(self.lease_pinned.insert(id)),
         }
     }
 
-    fn is_softening(&self, id: &ObjectId) -> bool {
-        self.softening.is_some_and(|softening| softening.id == *id)
+    fn is_unpinning(&self, id: &ObjectId) -> bool {
+        self.unpinning.is_some_and(|unpinning| unpinning.id == *id)
     }
 
-    /// Begins to soften an object, and says how long its payload is.
-    pub(crate) fn begin_softening(&mut self, id: &ObjectId) -> Option<u32> {
+    /// Starts to remove the cluster's pin of an object, and returns the length of its payload.
+    pub(crate) fn begin_unpinning(&mut self, id: &ObjectId) -> Option<u32> {
         let slot = self.catalogue.find(id)?;
-        self.softening = Some(Softening { id: *id, was_forgotten: false });
+        self.unpinning = Some(Unpinning { id: *id, was_forgotten: false });
         Some(self.catalogue.length(slot))
     }
 
-    /// Answers where the object is, unless it has left or was forgotten meanwhile.
-    pub(crate) fn end_softening(&mut self, id: &ObjectId) -> Option<Slot> {
-        let softening = self.softening.take().filter(|softening| !softening.was_forgotten);
-        softening.and_then(|_| self.catalogue.find(id))
+    /// Returns the slot of the object, unless it was removed or forgotten meanwhile.
+    pub(crate) fn end_unpinning(&mut self, id: &ObjectId) -> Option<Slot> {
+        let unpinning = self.unpinning.take().filter(|unpinning| !unpinning.was_forgotten);
+        unpinning.and_then(|_| self.catalogue.find(id))
     }
 
     fn drop_marks(&mut self, id: &ObjectId) {
         self.seen.remove(id);
-        self.held.remove(id);
-        self.stiff.remove(id);
-        self.may_be_apart.remove(id);
+        self.lease_pinned.remove(id);
+        self.cluster_pinned.remove(id);
     }
 }
 
-/// Objects that the cluster was seen to have. They are not asked about again for a while: asking
-/// renews a lease, and what is asked about all the time could never be evicted.
+/// Objects recently seen in the cluster. They are not looked up again for a while: a lookup renews
+/// a lease, and objects that are looked up constantly could never be evicted.
 #[derive(Debug)]
 pub(crate) struct Seen {
     until: BTreeMap<ObjectId, Instant>,
@@ -279,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_seen_is_remembered_for_a_while_and_only_so_much() {
+    fn seen_objects_expire_and_are_limited() {
         let mut seen = Seen::new(Duration::from_millis(30), 2);
         (0..5).for_each(|key| seen.insert(id(key)));
         assert_eq!([2, 3, 4].map(|key| seen.contains(&id(key))), [false, true, true]);
@@ -291,8 +262,8 @@ mod tests {
     }
 
     #[test]
-    fn an_object_that_leaves_has_its_slot_until_it_has_left() {
-        let ledger = Ledger::new(1, Seen::new(Duration::from_secs(1), 8));
+    fn a_departing_object_keeps_its_slot() {
+        let ledger = ClusterLedger::new(1, Seen::new(Duration::from_secs(1), 8));
         let mut state = ledger.lock();
         let Ok(Reserved::Slot(slot)) = state.catalogue.reserve(&id(1), 10, None, 0) else {
             panic!()

@@ -1,24 +1,22 @@
 //! L3 in a Mooncake cluster, which several servers share.
 //!
-//! An object is one value in the cluster: our header, then the payload. It is two values if the
-//! payload is in memory without room for a header in front, because the library takes one piece of
-//! memory per value and a copy would be needed otherwise. The header verifies everything that is
-//! read, so an old or foreign value under a key is a miss and never wrong bytes.
+//! An object is one value in the cluster: our header, then the payload. The library takes one piece
+//! of memory per value, so pages of arenas without headroom are copied. The header verifies
+//! everything that is read, so an old or foreign value under a key is a miss and never wrong bytes.
 //!
 //! The cluster does not guarantee all that a [`Store`] does; this crate adds the rest. It keeps
 //! pins, leases, generations and the eviction order for the objects that this client has put, in a
 //! catalogue like that of any other store. It also keeps the client's share of the cluster and
 //! evicts from it. Objects of other clients are looked up and read, and belong to them.
 
+mod call_threads;
 mod codes;
 mod connection;
 mod control;
-mod crew;
 mod get;
 mod keeper;
 mod ledger;
 mod library;
-mod plain;
 mod put;
 mod stats;
 #[cfg(test)]
@@ -37,14 +35,13 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
+use self::call_threads::{CallThreads, Refused};
 pub use self::codes::OutcomeCount;
-use self::codes::{Call, Outcome, Outcomes};
-use self::connection::{Connection, OWN_SEGMENT, Way};
-use self::crew::{Crew, Refused};
-use self::ledger::{Ledger, Seen};
+use self::codes::{CallOutcome, CountedCall, Outcomes};
+use self::connection::{ConnectConfig, Connection, OWN_SEGMENT};
+use self::ledger::{ClusterLedger, Seen};
 pub use self::library::LibraryError;
-use self::library::{Client, ClientMemory, Endpoint, Library, Placement};
-pub use self::plain::PlainCalls;
+use self::library::{Client, ClientMemory, Endpoint, Library, SegmentPlacement};
 pub use self::stats::MooncakeStats;
 use self::worker::Worker;
 use terrace_l3::backend::{Traffic, cores, slots_of};
@@ -54,79 +51,76 @@ use terrace_l3::{
     TierStats,
 };
 
-/// Which cluster, and how much of it to use.
+/// Configuration of a cluster, and of this client's share of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MooncakeConfig {
-    /// The `libmooncake_store.so` of the installation.
+    /// Path of `libmooncake_store.so`.
     pub library: PathBuf,
-    /// HOST:PORT of the master.
+    /// Master as HOST:PORT.
     pub master: String,
-    /// Where the clients of the cluster find each other: the address of its metadata server, or
-    /// `P2PHANDSHAKE` if it has none.
+    /// Address of the cluster's metadata server, or `P2PHANDSHAKE` if it has none.
     pub metadata_server: String,
-    /// How bytes travel: tcp or rdma.
+    /// Transport: tcp or rdma.
     pub protocol: String,
-    /// The network devices of an RDMA transport; empty for the library's choice.
+    /// Network devices of an RDMA transport; empty for the library's choice.
     pub device: String,
-    /// What the keys begin with. Those with different prefixes share nothing.
+    /// Prefix of the keys. Stores with different prefixes share nothing.
     pub prefix: String,
-    /// What this client may put into the cluster; beyond that it removes what it misses least.
+    /// Maximum payload of this client's objects in the cluster; beyond it, the client evicts its
+    /// own objects.
     pub capacity_bytes: u64,
-    /// The largest object.
+    /// Maximum object size.
     pub object_bytes_max: usize,
-    /// Memory that this process gives to the cluster, for as long as the store is open; 0 for none. Objects
-    /// that the cluster has put there, this client's or others', are gone when the store is shut down.
+    /// Memory that this process contributes to the cluster while the store is open; 0 for none.
+    /// Objects that the cluster has placed there, of any client, are lost when the store is shut
+    /// down.
     pub segment_bytes: u64,
-    /// Memory that the library takes for itself; 0 for none. Pages do not pass through it.
+    /// Memory for the library's own use; 0 for none. Pages do not pass through it.
     pub buffer_bytes: u64,
-    /// In how many segments the cluster keeps each object of this client, where it has so many.
+    /// Number of segments in which the cluster keeps each object of this client, if it has as many.
     pub replicas: u32,
-    /// Segments that this client's objects go to while there is room, as the cluster names them;
-    /// [`MooncakeConfig::OWN_SEGMENT`] is the one that is offered here.
+    /// Segments preferred for this client's objects while they have room, by their names in the
+    /// cluster; [`MooncakeConfig::OWN_SEGMENT`] is the one contributed by this process.
     pub preferred_segments: Vec<String>,
-    /// Objects of so many bytes and more that are put from memory without headroom, or read into it, are not
-    /// copied: header and payload are two values then. Smaller ones are copied, which takes less than a
-    /// second value.
-    pub apart_bytes_min: usize,
-    /// How long a lease protects from this client's own eviction and from plain removal. The cluster
-    /// protects as long as its own setting says.
+    /// Time for which a lease protects from this client's own eviction and from plain removal. The
+    /// cluster's own lease time is configured there.
     pub lease_ttl_ms: u64,
-    /// The share of this client's objects that may be leased at a time.
+    /// Maximum share of this client's objects that may be leased at a time.
     pub leased_share_max: f64,
-    /// How long a put may wait for room.
+    /// Maximum wait of a put for room.
     pub full_wait_ms: u64,
-    /// How long an object that was seen in the cluster is not asked about again. It should be some
-    /// times the cluster's lease, which every question renews.
+    /// Time for which an object seen in the cluster is not looked up again. It should be several
+    /// times the cluster's lease, which every lookup renews.
     pub seen_ttl_ms: u64,
-    /// How many such objects are remembered.
+    /// Maximum number of such objects that are remembered.
     pub seen_max: u32,
-    /// Threads that make calls. Each call blocks its own for as long as the library likes.
+    /// Number of threads that make calls. Each call blocks its thread.
     pub threads: u32,
-    /// How many calls may wait for a thread.
+    /// Maximum number of calls that wait for a thread.
     pub queue_max: u32,
-    /// Puts and gets of twice as many objects and more are cut into parts of at least so many, which
-    /// threads that have nothing to do work on at the same time.
+    /// Minimum size of the parts into which larger batches of puts and gets are split for idle
+    /// threads.
     pub part_objects_min: u32,
-    /// How often leases of pinned objects are renewed and failed removals are tried again.
+    /// Interval at which leases of pinned objects are renewed and failed removals are retried.
     pub keep_interval_ms: u64,
-    /// How long to wait between tries to connect.
+    /// Delay between attempts to connect.
     pub connect_retry_ms: u64,
-    /// How long pages of transfers that have failed are kept back, before another connection takes the
-    /// place of the one that may still touch them.
+    /// Time for which pages of failed transfers stay reserved before a new connection replaces the
+    /// one that may still access them.
     pub quarantine_ms: u64,
-    /// Hard-pinned objects belong to all who use the cluster: they stay when this client is shut down,
-    /// and only a removal ends them. Otherwise they go with the client, and one that is unpinned
-    /// becomes like any other.
+    /// Keep hard-pinned objects when this client is shut down, until they are removed: they belong
+    /// to all users of the cluster. Otherwise they go with the client, and unpinning makes them
+    /// ordinary objects.
     pub pinned_stay: bool,
 }
 
 impl MooncakeConfig {
-    /// What stands for this client's own segment among `preferred_segments`: the cluster names it anew at
-    /// every start.
+    /// Placeholder for this client's own segment in `preferred_segments`: the cluster assigns a new
+    /// name at every start.
     pub const OWN_SEGMENT: &str = "own";
 
-    /// A share of `capacity_bytes` of the cluster whose master is at `master`.
+    /// A share of `capacity_bytes` of the cluster with this master.
     #[must_use]
     pub fn new(
         library: impl Into<PathBuf>,
@@ -147,7 +141,6 @@ impl MooncakeConfig {
             buffer_bytes: 0,
             replicas: 1,
             preferred_segments: Vec::new(),
-            apart_bytes_min: 256 << 10,
             lease_ttl_ms: 5_000,
             leased_share_max: 0.5,
             full_wait_ms: 500,
@@ -155,7 +148,8 @@ impl MooncakeConfig {
             seen_max: 65_536,
             threads: 4,
             queue_max: 256,
-            // The library has threads of its own, and where they need all cores parts wait for each other.
+            // The library has threads of its own. If they need all cores, parts wait for each
+            // other.
             part_objects_min: if cores() < CORES_FOR_PARTS { u32::MAX } else { 4 },
             keep_interval_ms: 1_000,
             connect_retry_ms: 2_000,
@@ -164,36 +158,36 @@ impl MooncakeConfig {
         }
     }
 
-    /// The same for a store of features: samples outlive the process that
-    /// has put them, and what another process has removed is never taken for being there.
+    /// Adapts the configuration to a feature store: samples outlive the process that has put them,
+    /// and objects removed by another process never count as present.
     #[must_use]
     pub fn for_features(self) -> Self {
         Self { pinned_stay: true, seen_ttl_ms: 0, ..self }
     }
 }
 
-/// Why there can be no such store.
+/// Reason why the store cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MooncakeError {
-    /// The library is not usable.
+    /// The library is unusable.
     #[error(transparent)]
     Library(#[from] LibraryError),
-    /// A setting makes no sense.
+    /// A setting is invalid.
     #[error("{0}")]
     Setting(String),
-    /// The system gives no threads or memory.
+    /// The system cannot start threads or allocate memory.
     #[error("cannot start the threads for Mooncake: {0}")]
     System(#[from] io::Error),
-    /// The cluster was waited for in vain.
+    /// The cluster did not answer in time.
     #[error(
         "the Mooncake master at {master} was not reached within {patience:?}: is the address right, does the \
          master run, and is it of the same version as the library?"
     )]
     Away {
-        /// Where it should be.
+        /// Address of the master.
         master: String,
-        /// How long it was waited for.
+        /// Time limit.
         patience: Duration,
     },
 }
@@ -201,16 +195,16 @@ pub enum MooncakeError {
 /// A store in a Mooncake cluster. Clones are the same store.
 #[derive(Clone, Debug)]
 pub struct MooncakeStore {
-    shared: Arc<Shared>,
+    shared: Arc<MooncakeCore>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct MooncakeCore {
     config: MooncakeConfig,
     connection: Connection,
-    ledger: Ledger,
-    crew: Crew<Worker>,
-    /// How many arenas are the store's own.
+    ledger: ClusterLedger,
+    crew: CallThreads<Worker>,
+    /// Number of the store's own arenas.
     own_arenas: usize,
     traffic: Traffic,
     outcomes: Outcomes,
@@ -218,23 +212,23 @@ struct Shared {
     closed: AtomicBool,
 }
 
-/// A batch is cut into so many parts at the most: twice as many as there are threads by default, so that
-/// some compute while others wait for bytes.
+/// Maximum number of parts of a batch: twice the default number of threads, so that some compute
+/// while others transfer.
 const PARTS_MAX: usize = 8;
 
-/// Removals are cut into parts of at least so many. The library has a call for each object and waits for the
-/// master every time, which takes no core, so threads are worth their while on every machine.
+/// Minimum number of removals per part. The library makes one call per object and waits for the
+/// master each time without using a core, so threads help on every machine.
 const PART_REMOVALS_MIN: u32 = 8;
 
-/// With fewer cores no batch is cut into parts, unless so configured.
+/// Minimum number of cores for splitting batches by default.
 const CORES_FOR_PARTS: usize = 8;
 
 impl MooncakeStore {
-    /// Opens the library and begins to connect. Until that has succeeded every call fails at once, and
-    /// it is tried again for as long as the store lives.
+    /// Opens the library and starts to connect. Until that succeeds every call fails at once.
+    /// Attempts continue while the store exists.
     ///
     /// # Errors
-    /// When the library cannot be used or a setting makes no sense.
+    /// If the library is unusable or a setting is invalid.
     pub fn open(config: MooncakeConfig) -> Result<Self, MooncakeError> {
         let library = Library::open(&config.library)?;
         Self::with_library(config, library)
@@ -249,10 +243,10 @@ impl MooncakeStore {
             (0..config.threads.max(1)).map(|_| worker()).collect::<io::Result<_>>()?;
         let keeper = worker()?;
         let seen = Seen::new(Duration::from_millis(config.seen_ttl_ms), config.seen_max as usize);
-        let shared = Arc::new(Shared {
-            ledger: Ledger::new(slots, seen),
+        let shared = Arc::new(MooncakeCore {
+            ledger: ClusterLedger::new(slots, seen),
             own_arenas: workers.len() + 1,
-            crew: Crew::new(workers, config.queue_max as usize)?,
+            crew: CallThreads::new(workers, config.queue_max as usize)?,
             traffic: Traffic::default(),
             outcomes: Outcomes::default(),
             bounced_bytes: AtomicU64::new(0),
@@ -264,16 +258,16 @@ impl MooncakeStore {
         Ok(Self { shared })
     }
 
-    /// Waits until the cluster has been reached, and answers whether it has. It blocks its thread.
+    /// Waits until the cluster has been reached, and returns whether it has. Blocks the thread.
     #[must_use]
     pub fn wait_until_connected(&self, patience: Duration) -> bool {
         self.shared.connection.wait(patience)
     }
 
-    /// As [`Self::wait_until_connected`], for those who cannot begin without the cluster.
+    /// Like [`Self::wait_until_connected`], with an error for callers that need the cluster.
     ///
     /// # Errors
-    /// When it was not reached.
+    /// If the cluster was not reached.
     pub fn connect_within(&self, patience: Duration) -> Result<(), MooncakeError> {
         match self.wait_until_connected(patience) {
             true => Ok(()),
@@ -283,31 +277,31 @@ impl MooncakeStore {
         }
     }
 
-    /// What the cluster calls the segment that this store offers, once it does: by that name other clients
-    /// can prefer it.
+    /// Name of the segment that this store contributes, once it does: other clients can use it in
+    /// their preferences.
     #[must_use]
     pub fn segment(&self) -> Option<String> {
         self.shared.connection.segment().map(|name| name.to_string_lossy().into_owned())
     }
 
-    /// How the cluster answers.
+    /// Statistics of the cluster.
     #[must_use]
     pub fn cluster_stats(&self) -> MooncakeStats {
-        let Shared { connection, ledger, crew, outcomes, .. } = &*self.shared;
+        let MooncakeCore { connection, ledger, crew, outcomes, .. } = &*self.shared;
         MooncakeStats {
             is_connected: connection.is_connected(),
             quarantined: connection.client().map_or(0, |client| client.kept() as u64),
-            leaving: ledger.lock().leaving.len() as u64,
+            leaving: ledger.lock().departures.len() as u64,
             waiting: crew.waiting() as u64,
             outcomes: outcomes.read(),
         }
     }
 
-    /// Has a thread of the crew answer for so many objects.
+    /// Runs a job for `objects` objects on a thread.
     async fn ask<T: Clone + Send + 'static>(
         &self,
         objects: usize,
-        job: impl FnOnce(&Shared, &mut Worker, &Arc<Client>) -> Results<T> + Send + 'static,
+        job: impl FnOnce(&MooncakeCore, &mut Worker, &Arc<Client>) -> Results<T> + Send + 'static,
     ) -> Results<T> {
         match objects {
             0 => Vec::new(),
@@ -315,13 +309,16 @@ impl MooncakeStore {
         }
     }
 
-    /// Has threads of the crew answer for a part of the objects each: while one of them computes
-    /// checksums or waits for the master, the bytes and questions of others are on their way.
+    /// Splits a batch into parts for several threads: while one of them computes checksums or waits
+    /// for the master, the others transfer.
     async fn ask_in_parts<J: Send + 'static, T: Clone + Send + 'static>(
         &self,
         part_objects_min: u32,
         mut objects: Vec<J>,
-        job: impl Fn(&Shared, &mut Worker, &Arc<Client>, Vec<J>) -> Results<T> + Copy + Send + 'static,
+        job: impl Fn(&MooncakeCore, &mut Worker, &Arc<Client>, Vec<J>) -> Results<T>
+        + Copy
+        + Send
+        + 'static,
     ) -> Results<T> {
         let mut results = Vec::with_capacity(objects.len());
         let parts = parts_of(objects.len(), part_objects_min, self.shared.crew.idle());
@@ -342,7 +339,7 @@ impl MooncakeStore {
     fn start<T: Send + 'static>(
         &self,
         objects: usize,
-        job: impl FnOnce(&Shared, &mut Worker, &Arc<Client>) -> Results<T> + Send + 'static,
+        job: impl FnOnce(&MooncakeCore, &mut Worker, &Arc<Client>) -> Results<T> + Send + 'static,
     ) -> Started<T> {
         let start = || {
             self.shared.check_open()?;
@@ -363,7 +360,7 @@ impl MooncakeStore {
     }
 }
 
-/// A job that a thread of the crew has been given, if it could be.
+/// A job, if a thread has accepted it.
 struct Started<T> {
     objects: usize,
     answer: Result<oneshot::Receiver<Results<T>>, StoreError>,
@@ -372,7 +369,7 @@ struct Started<T> {
 impl<T: Clone> Started<T> {
     async fn answer(self) -> Results<T> {
         let answer = match self.answer {
-            // A job that was dropped never began, because the store was shut down.
+            // A job that was dropped never started, because the store was shut down.
             Ok(answer) => answer.await.map_err(|_| StoreError::Closed),
             Err(error) => Err(error),
         };
@@ -380,12 +377,12 @@ impl<T: Clone> Started<T> {
     }
 }
 
-impl Shared {
+impl MooncakeCore {
     fn check_open(&self) -> Result<(), StoreError> {
         if self.closed.load(Ordering::Acquire) { Err(StoreError::Closed) } else { Ok(()) }
     }
 
-    /// The key of an object: what it is named by, in full.
+    /// Key of an object: its complete id.
     fn key(&self, id: &ObjectId) -> CString {
         let ObjectId { namespace, key, generation } = id;
         let prefix = &self.config.prefix;
@@ -397,21 +394,21 @@ impl Shared {
         ids.into_iter().map(|id| self.key(id)).collect()
     }
 
-    /// Counts a code and says what it means. A master that is gone may come back without anything that
-    /// it knew, so what was seen there is no longer believed.
-    fn outcome(&self, call: Call, code: i64) -> Outcome {
+    /// Counts a code and returns its outcome. A master that was gone may return without its state,
+    /// so objects seen there no longer count.
+    fn outcome(&self, call: CountedCall, code: i64) -> CallOutcome {
         let outcome = self.outcomes.count(call, code);
-        if outcome == Outcome::MasterGone {
+        if outcome == CallOutcome::MasterGone {
             self.ledger.lock().seen.clear();
         }
         outcome
     }
 
-    /// Counts the answer to whether the cluster has an object, and says whether it has.
-    fn found(&self, code: i32) -> Result<bool, Outcome> {
-        match self.outcome(Call::Exists, code.into()) {
-            Outcome::Done => Ok(code == 1),
-            Outcome::Absent | Outcome::Unfinished => Ok(false),
+    /// Counts the result of a lookup, and returns whether the cluster has the object.
+    fn found(&self, code: i32) -> Result<bool, CallOutcome> {
+        match self.outcome(CountedCall::Exists, code.into()) {
+            CallOutcome::Done => Ok(code == 1),
+            CallOutcome::Absent | CallOutcome::Unfinished => Ok(false),
             other => Err(other),
         }
     }
@@ -442,8 +439,8 @@ impl Store for MooncakeStore {
     fn put_from(&self, puts: Vec<Put>, options: PutOptions) -> Answer<'_, Results<Stored>> {
         Box::pin(async move {
             // Generations of one object are put in their order.
-            let is_whole = names_repeat(puts.iter().map(|put| &put.id));
-            let part = if is_whole { u32::MAX } else { self.shared.config.part_objects_min };
+            let is_intact = names_repeat(puts.iter().map(|put| &put.id));
+            let part = if is_intact { u32::MAX } else { self.shared.config.part_objects_min };
             let puts = self.shared.connection.buffered(puts, |put| put.source.arena_id());
             self.ask_in_parts(part, puts, move |shared, worker, client, puts| {
                 shared.put(worker, client, puts, options)
@@ -488,7 +485,7 @@ impl Store for MooncakeStore {
     }
 
     fn stats(&self) -> StoreStats {
-        let Shared { config, connection, ledger, .. } = &*self.shared;
+        let MooncakeCore { config, connection, ledger, .. } = &*self.shared;
         let stats = ledger.lock().catalogue.stats(config.object_bytes_max, ledger.now_ms());
         let remote = TierStats {
             arenas: connection.arenas().saturating_sub(self.shared.own_arenas) as u64,
@@ -508,7 +505,7 @@ impl Store for MooncakeStore {
                 self.shared.crew.close().await;
                 let shared = self.shared.clone();
                 let end = tokio::task::spawn_blocking(move || {
-                    shared.expel_last();
+                    shared.remove_last();
                     shared.connection.close();
                 });
                 let _ = end.await;
@@ -518,7 +515,8 @@ impl Store for MooncakeStore {
     }
 }
 
-/// Whether an object is there in several generations. Pages have none, and nothing is looked up for them.
+/// Returns true if the batch has several generations of an object. Pages have none, so they cost no
+/// search.
 fn names_repeat<'a>(ids: impl Iterator<Item = &'a ObjectId> + Clone) -> bool {
     if ids.clone().all(|id| id.generation == 0) {
         return false;
@@ -527,15 +525,15 @@ fn names_repeat<'a>(ids: impl Iterator<Item = &'a ObjectId> + Clone) -> bool {
     !ids.into_iter().all(|id| names.insert((id.namespace, id.key)))
 }
 
-/// How many parts a batch of so many objects is cut into.
+/// Number of parts into which a batch is split.
 fn parts_of(objects: usize, part_objects_min: u32, idle_threads: usize) -> usize {
     let parts_max = if idle_threads < 2 { 1 } else { PARTS_MAX };
     let parts = objects / part_objects_min.max(1) as usize;
     parts.clamp(1, parts_max).min(objects)
 }
 
-/// How to connect, in the library's words.
-fn way(config: &MooncakeConfig) -> Result<Way, MooncakeError> {
+/// Connection parameters in the library's format.
+fn way(config: &MooncakeConfig) -> Result<ConnectConfig, MooncakeError> {
     let text = |name: &str, value: &str| {
         CString::new(value)
             .map_err(|_| MooncakeError::Setting(format!("{name} contains a zero byte: {value:?}")))
@@ -551,7 +549,7 @@ fn way(config: &MooncakeConfig) -> Result<Way, MooncakeError> {
              size";
         return Err(MooncakeError::Setting(message.to_owned()));
     }
-    Ok(Way {
+    Ok(ConnectConfig {
         endpoint: Endpoint {
             local_host: text("the host", &local_host(&config.master))?,
             metadata: text("the metadata server's address", &config.metadata_server)?,
@@ -563,13 +561,13 @@ fn way(config: &MooncakeConfig) -> Result<Way, MooncakeError> {
             segment_bytes: config.segment_bytes,
             buffer_bytes: config.buffer_bytes,
         },
-        placement: Placement { replicas: config.replicas as usize, preferred },
+        placement: SegmentPlacement { replicas: config.replicas as usize, preferred },
         retry: Duration::from_millis(config.connect_retry_ms),
     })
 }
 
-/// The address of this machine that the master sees, by the route that the system would take. Nothing
-/// is sent.
+/// Address of this machine as the master sees it, determined from the system's route. Nothing is
+/// sent.
 fn local_host(master: &str) -> String {
     let route = || -> io::Result<String> {
         let master = master.to_socket_addrs()?.next();

@@ -1,27 +1,28 @@
-//! How a cluster answers.
+//! Statistics of a cluster.
 
 use serde::Serialize;
 use terrace_l3::Figure;
 
 use crate::codes::OutcomeCount;
 
-/// How a Mooncake cluster answers.
+/// Statistics of a Mooncake cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct MooncakeStats {
-    /// Whether the cluster has been reached.
+    /// True if the cluster has been reached.
     pub is_connected: bool,
-    /// Objects that nobody can have any more and that the cluster has not let go.
+    /// Objects removed here that the cluster has not removed yet.
     pub leaving: u64,
     /// Calls that wait for a thread.
     pub waiting: u64,
-    /// Pages of failed transfers that the library may still touch, and that nobody gets meanwhile.
+    /// Pages of failed transfers that the library may still access, and that are reserved
+    /// meanwhile.
     pub quarantined: u64,
-    /// How often which call came to what.
+    /// Number of objects by call and outcome.
     pub outcomes: Vec<OutcomeCount>,
 }
 
 impl MooncakeStats {
-    /// All of it, for whoever collects metrics.
+    /// Metrics of these statistics.
     #[must_use]
     pub fn figures(&self) -> Vec<Figure> {
         let counts = |name, help, call| {

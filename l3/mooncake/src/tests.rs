@@ -1,4 +1,4 @@
-use super::library::scripted::{Script, again, library};
+use super::library::scripted::{ClusterScript, again, library};
 use super::*;
 use terrace_cache::{Namespace, PageKey};
 use terrace_l3::{Arena, BreakerState, GuardConfig, Guarded, Owner};
@@ -7,7 +7,7 @@ const BYTES: usize = 4096;
 const TRANSFER_FAILED: i32 = -800;
 
 #[test]
-fn large_batches_are_cut_into_parts_if_there_is_who_works_on_them() {
+fn large_batches_are_split_if_threads_are_idle() {
     let parts = |objects| parts_of(objects, 4, 4);
     assert_eq!([0, 1, 7, 8, 32, 1024].map(parts), [0, 1, 1, 2, PARTS_MAX, PARTS_MAX]);
     assert_eq!(parts_of(32, u32::MAX, 4), 1);
@@ -15,16 +15,16 @@ fn large_batches_are_cut_into_parts_if_there_is_who_works_on_them() {
 }
 
 #[test]
-fn generations_of_one_object_are_not_put_side_by_side() {
+fn generations_of_one_object_are_not_put_concurrently() {
     let repeat = |ids: &[ObjectId]| names_repeat(ids.iter());
     assert!(!repeat(&[id(1), id(2)]));
     assert!(!repeat(&[id(1).with_generation(7), id(2).with_generation(7)]));
     assert!(repeat(&[id(1).with_generation(7), id(2), id(1).with_generation(3)]));
 }
 
-/// A store on a library with a script, and memory that it knows.
-struct Bench {
-    script: Arc<Script>,
+/// A store on a scripted library, and registered memory.
+struct TestStore {
+    script: Arc<ClusterScript>,
     store: MooncakeStore,
     arena: Arena,
     registration: Option<Registration>,
@@ -38,7 +38,7 @@ fn config(master: &str, quarantine_ms: u64) -> MooncakeConfig {
     }
 }
 
-impl Bench {
+impl TestStore {
     fn new(master: &str, quarantine_ms: u64, arena: Arena) -> Self {
         Self::with_config(config(master, quarantine_ms), arena)
     }
@@ -48,7 +48,7 @@ impl Bench {
         let store = MooncakeStore::with_library(config, library()).unwrap();
         assert!(store.wait_until_connected(Duration::from_secs(60)));
         let registration = store.register(&arena).unwrap();
-        Self { script: Script::of(&master), store, arena, registration: Some(registration) }
+        Self { script: ClusterScript::of(&master), store, arena, registration: Some(registration) }
     }
 
     fn with_headroom(master: &str, quarantine_ms: u64) -> Self {
@@ -67,7 +67,7 @@ impl Bench {
         Box::pin(async move { store.get_into(vec![get], GetOptions::default()).await.remove(0) })
     }
 
-    /// Puts the first page, with something on it.
+    /// Puts the first page with content.
     async fn stores_one(&self) {
         self.arena.target(0).unwrap().fill(7);
         assert_eq!(self.put(0, PutOptions::default()).await, Ok(Stored::New));
@@ -86,7 +86,7 @@ fn id(number: u32) -> ObjectId {
 /// Both when the caller ends its registration and when it has stopped waiting.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_stays_registered_until_its_bytes_have_moved() {
-    let mut bench = Bench::with_headroom("registered", 60_000);
+    let mut bench = TestStore::with_headroom("registered", 60_000);
     bench.stores_one().await;
     for cancelled in [false, true] {
         for puts in [false, true] {
@@ -114,10 +114,10 @@ async fn memory_stays_registered_until_its_bytes_have_moved() {
     assert_eq!(bench.script.unregistered(), 0);
 }
 
-/// As when an array of Python is put twice at the same time: each call has an arena of its own.
+/// Each call from Python has its own arena, so two puts of one array share memory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn arenas_over_the_same_memory_are_registered_once() {
-    let bench = Bench::new("same memory", 60_000, Arena::new(4, BYTES).unwrap());
+    let bench = TestStore::new("same memory", 60_000, Arena::new(4, BYTES).unwrap());
     let put = |arena: &Arena, object| {
         let put = Put::new(id(object), arena.source(0).unwrap());
         let store = bench.store.clone();
@@ -129,7 +129,7 @@ async fn arenas_over_the_same_memory_are_registered_once() {
     let mut registrations: Vec<_> =
         same.iter().map(|arena| bench.store.register(arena).unwrap()).collect();
     bench.script.close_gate();
-    // The first arena's registration ends during its put, and the others are still in use.
+    // The first arena's registration ends during its put, while the others are in use.
     let first = put(&same[0], 1);
     bench.script.wait_for_calls(1);
     let others = [put(&same[1], 2), put(&same[2], 3)];
@@ -141,16 +141,16 @@ async fn arenas_over_the_same_memory_are_registered_once() {
     drop(registrations);
     bench.stores_one().await;
     assert_eq!(bench.script.unregistered(), 0);
-    // When nobody uses it any more, it can be registered like new.
-    let Bench { store, arena, registration, .. } = bench;
+    // When no arena uses it any more, it can be registered again.
+    let TestStore { store, arena, registration, .. } = bench;
     drop(registration);
     let _registration = store.register(&again(&arena, 2)).unwrap();
     let _whole = store.register(&Arena::new(1, BYTES).unwrap()).unwrap();
 }
 
 #[tokio::test]
-async fn pages_of_a_transfer_that_goes_on_come_back_when_nothing_can_touch_them() {
-    let bench = Bench::with_headroom("goes on", 100);
+async fn pages_of_an_abandoned_transfer_return_when_it_has_ended() {
+    let bench = TestStore::with_headroom("goes on", 100);
     bench.stores_one().await;
     bench.script.fail_with(Some(TRANSFER_FAILED));
     let failed = bench.get(0, 1).await.unwrap_err();
@@ -159,22 +159,22 @@ async fn pages_of_a_transfer_that_goes_on_come_back_when_nothing_can_touch_them(
     bench.script.fail_with(None);
     assert!(bench.arena.target(1).is_err() && bench.arena.target(2).is_err());
     assert_eq!(bench.store.cluster_stats().quarantined, 2);
-    assert_eq!(bench.script.go_on(), 1);
+    assert_eq!(bench.script.complete_abandoned(), 1);
     for page in [1, 2] {
         let returned = tokio::time::timeout(Duration::from_secs(60), bench.arena.returned(page));
         returned.await.unwrap();
     }
-    assert_eq!(bench.script.go_on(), 0, "the client that began it is gone");
+    assert_eq!(bench.script.complete_abandoned(), 0, "the client that began it is gone");
     assert_eq!((bench.script.clients(), bench.script.unregistered()), (1, 0));
     bench.get(0, 1).await.unwrap();
     assert!(bench.holds(1, 7));
     assert_eq!(bench.store.cluster_stats().quarantined, 0);
 }
 
-/// Pages without room for a header go through memory of the store's own, and it is that which is kept.
+/// Pages without headroom are copied to the store's own memory, and only that is kept.
 #[tokio::test]
-async fn the_stores_own_memory_is_not_used_again_while_a_transfer_goes_on() {
-    let bench = Bench::new("own memory", 60_000, Arena::new(4, BYTES).unwrap());
+async fn the_stores_own_memory_is_not_reused_during_an_abandoned_transfer() {
+    let bench = TestStore::new("own memory", 60_000, Arena::new(4, BYTES).unwrap());
     bench.stores_one().await;
     bench.script.fail_with(Some(TRANSFER_FAILED));
     for _ in 0..3 {
@@ -182,15 +182,15 @@ async fn the_stores_own_memory_is_not_used_again_while_a_transfer_goes_on() {
     }
     bench.put(2, PutOptions::default()).await.unwrap_err();
     bench.script.fail_with(None);
-    assert_eq!(bench.script.go_on(), 3, "each had memory of its own");
+    assert_eq!(bench.script.complete_abandoned(), 3, "each had memory of its own");
     bench.get(0, 1).await.unwrap();
     assert!(bench.holds(1, 7));
     assert_eq!(bench.script.unregistered(), 0);
 }
 
 #[tokio::test]
-async fn a_cluster_whose_transfers_fail_is_unwell_and_not_empty() {
-    let bench = Bench::with_headroom("unwell", 60_000);
+async fn failed_transfers_are_failures_of_the_store_and_not_misses() {
+    let bench = TestStore::with_headroom("unwell", 60_000);
     bench.stores_one().await;
     let config = GuardConfig { failures_to_open: 3, ..GuardConfig::default() };
     let guarded = Guarded::new(Arc::new(bench.store.clone()), config);
@@ -203,13 +203,13 @@ async fn a_cluster_whose_transfers_fail_is_unwell_and_not_empty() {
     assert_eq!(guarded.stats().guard.unwrap().breaker, BreakerState::Open);
 }
 
-/// Whoever puts what is there already looks whether it is sound. Not being able to look is no reason to
-/// remove it.
+/// A pinned put of an existing object checks whether it is intact. A failed check must not remove
+/// it.
 #[tokio::test]
-async fn what_cannot_be_looked_at_is_not_removed() {
-    let bench = Bench::with_headroom("not removed", 60_000);
+async fn an_object_that_cannot_be_checked_is_not_removed() {
+    let bench = TestStore::with_headroom("not removed", 60_000);
     bench.stores_one().await;
-    let other = Bench::with_headroom("not removed", 60_000);
+    let other = TestStore::with_headroom("not removed", 60_000);
     bench.script.fail_with(Some(TRANSFER_FAILED));
     let pinned = PutOptions { pin: Some(Pin::Hard(Owner::named("it"))), durable: false };
     let failed = other.put(0, pinned).await.unwrap_err();
@@ -219,7 +219,8 @@ async fn what_cannot_be_looked_at_is_not_removed() {
     bench.get(0, 1).await.unwrap();
 }
 
-/// What is offered is not taken away with a client that is replaced, and objects go where they are to.
+/// A contributed segment stays when the client is replaced, and the placement preferences still
+/// apply.
 #[tokio::test]
 async fn a_segment_outlives_the_client_that_is_replaced() {
     let config = MooncakeConfig {
@@ -228,7 +229,7 @@ async fn a_segment_outlives_the_client_that_is_replaced() {
         preferred_segments: vec!["elsewhere".to_owned(), MooncakeConfig::OWN_SEGMENT.to_owned()],
         ..config("offers", 50)
     };
-    let bench = Bench::with_config(config, Arena::with_headroom(4, BYTES).unwrap());
+    let bench = TestStore::with_config(config, Arena::with_headroom(4, BYTES).unwrap());
     assert_eq!((bench.script.clients(), bench.script.segment_bytes()), (2, 1 << 20));
     assert_eq!(bench.store.segment().as_deref(), Some("offers"));
     bench.stores_one().await;
@@ -242,7 +243,7 @@ async fn a_segment_outlives_the_client_that_is_replaced() {
     let wanted = (2, vec![c"elsewhere".to_owned(), c"offers".to_owned()]);
     assert_eq!(bench.script.placements(), [wanted.clone(), wanted]);
     bench.store.shutdown().await.unwrap();
-    // The keeper may be in the middle of a call.
+    // The keeper may be in a call.
     let until = std::time::Instant::now() + Duration::from_secs(60);
     while (bench.script.clients(), bench.script.segment_bytes()) != (0, 0) {
         assert!(std::time::Instant::now() < until, "a client stays");
@@ -251,7 +252,7 @@ async fn a_segment_outlives_the_client_that_is_replaced() {
 }
 
 #[test]
-fn what_cannot_be_placed_is_refused() {
+fn impossible_placements_are_refused() {
     let refused = |config| MooncakeStore::with_library(config, library()).unwrap_err().to_string();
     let own = vec![MooncakeConfig::OWN_SEGMENT.to_owned()];
     let without = MooncakeConfig { preferred_segments: own, ..config("refused", 50) };
@@ -260,22 +261,24 @@ fn what_cannot_be_placed_is_refused() {
     assert!(refused(none).contains("at least one replica"));
 }
 
-/// The library says yes to a put of what is there. Of two who put different bytes under one name, only one
-/// has put them, and takes the other's for its own at no time.
+/// The library reports success for a put of an existing key. Of two clients that put different
+/// bytes under one id, only one has stored its own, and the other knows that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_another_has_put_meanwhile_is_not_taken_for_our_own() {
+async fn a_concurrent_put_of_another_client_is_detected() {
     let config = |prefix: &str| MooncakeConfig {
         prefix: prefix.to_owned(),
         ..config("meanwhile", 60_000).for_features()
     };
     let arena = || Arena::with_headroom(4, BYTES).unwrap();
-    let (one, two) =
-        (Bench::with_config(config("same"), arena()), Bench::with_config(config("same"), arena()));
+    let (one, two) = (
+        TestStore::with_config(config("same"), arena()),
+        TestStore::with_config(config("same"), arena()),
+    );
     let hard = Pin::Hard(Owner::named("tests"));
     let pinned = PutOptions { pin: Some(hard), durable: false };
     one.arena.target(0).unwrap().fill(1);
     two.arena.target(0).unwrap().fill(2);
-    // Both look and find nothing, then both put.
+    // Both look up and find nothing, then both put.
     one.script.close_gate();
     let puts = [tokio::spawn(one.put(0, pinned)), tokio::spawn(two.put(0, pinned))];
     one.script.wait_for_calls(2);
@@ -286,7 +289,7 @@ async fn what_another_has_put_meanwhile_is_not_taken_for_our_own() {
     }
     stored.sort_by_key(|stored| *stored == Stored::AlreadyThere);
     assert_eq!(stored, [Stored::New, Stored::AlreadyThere]);
-    // Who takes back its pin has nothing to do with it any more.
+    // A client that unpins the other's object no longer owns it.
     for bench in [&one, &two] {
         drop(bench.store.unpin(&[id(0)], hard).await);
     }
@@ -295,10 +298,10 @@ async fn what_another_has_put_meanwhile_is_not_taken_for_our_own() {
     assert_eq!((own, one.script.objects()), (1, 1));
 }
 
-/// Taking off the cluster's own pin of what nobody wants any more is no use of it.
+/// Removing the cluster's pin of an unpinned object does not count as a use.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_softened_is_evicted_like_any_other() {
-    let bench = Bench::with_headroom("softened", 60_000);
+async fn an_object_whose_pin_is_being_removed_can_be_evicted() {
+    let bench = TestStore::with_headroom("softened", 60_000);
     let hard = Pin::Hard(Owner::named("tests"));
     let pinned = PutOptions { pin: Some(hard), durable: false };
     assert_eq!(bench.put(0, pinned).await, Ok(Stored::New));
@@ -313,7 +316,7 @@ async fn what_is_softened_is_evicted_like_any_other() {
     };
     let [departure] = departures[..] else { panic!("{departures:?}") };
     let client = shared.connection.client().unwrap();
-    let expelled = tokio::task::spawn_blocking(move || shared.expel(&client, departure));
+    let expelled = tokio::task::spawn_blocking(move || shared.remove_departing(&client, departure));
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert!(!expelled.is_finished(), "the other may put it again");
     bench.script.open_gate();

@@ -1,14 +1,14 @@
-//! What a thread that makes calls has for itself: memory for objects whose page has no room for a header.
+//! State of a thread that makes calls: memory for copies of objects whose page has no headroom.
 
 use std::ffi::CStr;
 use std::io;
 
-use super::codes::Outcome;
+use super::codes::CallOutcome;
 use super::connection::{Buffered, Connection};
 use super::library::{Client, Writable};
 use terrace_l3::{Arena, HEADER_BYTES, Lent, Registration, StoreError, Target};
 
-/// How many objects go through a thread's own memory at a time.
+/// Number of objects copied at a time.
 pub(super) const BOUNCE_PAGES: u32 = 8;
 
 #[derive(Debug)]
@@ -25,18 +25,19 @@ impl Worker {
         Ok(Self { connection: connection.clone(), bounce, registration })
     }
 
-    /// Memory for objects of these sizes, header included.
+    /// Memory for objects of these sizes, including the header.
     pub(super) fn copies(
         &mut self,
         bytes: impl Iterator<Item = usize> + Clone,
     ) -> Result<Vec<Buffered<Target>>, StoreError> {
         let lent = match self.lend(bytes.clone()) {
             Ok(lent) => lent,
-            // A transfer that has failed may still write to it: the client that keeps it has it.
+            // A failed transfer may still write to it, so the client keeps it: allocate other
+            // memory.
             Err(_) => {
                 self.take_other_memory()
                     .map_err(|error| StoreError::io("allocating memory", &error))?;
-                self.lend(bytes).expect("nobody else knows it")
+                self.lend(bytes).expect("the arena is new")
             }
         };
         self.connection.buffered(lent, Target::arena_id).into_iter().collect()
@@ -54,8 +55,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Reads an object of so many bytes, header included. Answers the library's code, and the bytes if
-    /// there are as many.
+    /// Reads an object of `bytes` bytes, including the header. Returns the library's code, and the
+    /// bytes if the object has this size.
     pub(super) fn read(
         &mut self,
         client: &Client,
@@ -64,14 +65,14 @@ impl Worker {
     ) -> Result<(i64, Option<Buffered<Target>>), StoreError> {
         let mut copy = self.copies(std::iter::once(bytes))?.remove(0);
         let code = client.get(&[key.to_owned()], &mut [Writable::bytes(&mut copy)])[0];
-        match Outcome::of(code) {
-            outcome if outcome.may_go_on() => {
+        match CallOutcome::of(code) {
+            outcome if outcome.may_continue() => {
                 client.keep(copy);
                 Ok((code, None))
             }
-            Outcome::Done if code == bytes as i64 => Ok((code, Some(copy))),
-            // The cluster was free to overwrite it while it was read: it is verified anyway.
-            Outcome::LeaseLapsed => Ok((code, Some(copy))),
+            CallOutcome::Done if code == bytes as i64 => Ok((code, Some(copy))),
+            // The cluster was free to overwrite it during the read; the caller verifies it.
+            CallOutcome::LeaseLapsed => Ok((code, Some(copy))),
             _ => Ok((code, None)),
         }
     }

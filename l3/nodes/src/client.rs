@@ -16,31 +16,31 @@ use super::handshake::random;
 use super::messages::{Answer as NodeAnswer, Gauges, IDS_MAX, OWNERS_MAX, Request};
 use super::peer::{Away, Peer, PeerStats};
 use super::placement::Placement;
-use super::roll::{Agreement, Roll};
-use super::transfer::{Got, Part, Sent};
+use super::roll::{Agreement, MembershipView};
+use super::transfer::{BatchItem, Got, Sent};
 use terrace_l3::backend::{InFlight, Registry, Traffic, died, either};
 use terrace_l3::{
     Answer, Arena, ExistsOptions, Get, GetOptions, ObjectId, Owner, Pin, Presence, Put, PutOptions,
     Registration, Removal, Results, Served, Store, StoreError, StoreStats, Stored, TierStats,
 };
 
-/// A store whose objects are on nodes, each on the one that its name belongs to. Clones are the same
+/// A store whose objects are on nodes, each on the node that its id determines. Clones are the same
 /// store.
 ///
-/// Calls run as tasks of their own, so they need a tokio runtime with time and input and output.
+/// Calls run in tasks of their own, so they need a tokio runtime with time and IO.
 #[derive(Clone, Debug)]
 pub struct NodesStore {
-    shared: Arc<Shared>,
+    shared: Arc<ClientCore>,
 }
 
-/// Why the nodes cannot be used.
+/// Reason why the nodes cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NodesError {
-    /// The configuration cannot work.
+    /// The configuration is invalid.
     #[error("{0}")]
     Config(String),
-    /// The system has no randomness.
+    /// The system has no random numbers.
     #[error("the system has no random numbers: {0}")]
     Random(#[from] io::Error),
     /// The nodes are used with another list.
@@ -55,46 +55,46 @@ pub enum NodesError {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct ClientCore {
     config: Arc<NodesConfig>,
     peers: Vec<Arc<Peer>>,
     placement: Placement,
-    roll: Arc<Roll>,
-    /// When all nodes were last asked what they are.
-    mustered: tokio::sync::Mutex<Option<Instant>>,
+    roll: Arc<MembershipView>,
+    /// Time when all nodes were last asked for their standing.
+    refreshed: tokio::sync::Mutex<Option<Instant>>,
     registry: Registry,
     adapter: Option<Adapter>,
     traffic: Traffic,
-    /// Whose pins this process has made. Every connection tells its node of them.
+    /// Owners of the pins that this process has made. Every connection announces them to its node.
     owners: Arc<Mutex<BTreeSet<Owner>>>,
     calls: InFlight,
     closed: AtomicBool,
 }
 
-/// The parts of a batch by the node that each belongs to.
-type Shares<T> = BTreeMap<usize, Vec<T>>;
+/// Parts of a batch, by the node that they belong to.
+type NodeShares<T> = BTreeMap<usize, Vec<T>>;
 
 impl NodesStore {
-    /// The store on these nodes. They are looked for when they are needed.
+    /// Creates the store on these nodes. They are contacted when they are needed.
     ///
     /// # Errors
-    /// When the configuration cannot work.
+    /// If the configuration is invalid.
     pub fn new(config: NodesConfig) -> Result<Self, NodesError> {
         config.check().map_err(NodesError::Config)?;
         let config = Arc::new(config);
         let instance = random()?;
         let adapter = Adapter::open(&config.rdma);
         let owners = Arc::default();
-        let roll = Arc::new(Roll::new(&config));
+        let roll = Arc::new(MembershipView::new(&config));
         let peer = |number| {
             let (owners, adapter) = (Arc::clone(&owners), adapter.clone());
             Arc::new(Peer::new(number, config.clone(), roll.clone(), instance, owners, adapter))
         };
-        let shared = Shared {
+        let shared = ClientCore {
             peers: (0..config.nodes.len()).map(peer).collect(),
             placement: Placement::new(&config.nodes),
             roll,
-            mustered: tokio::sync::Mutex::default(),
+            refreshed: tokio::sync::Mutex::default(),
             config,
             owners,
             registry: Registry::default(),
@@ -106,22 +106,22 @@ impl NodesStore {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// What is known about each node.
+    /// Status of each node.
     #[must_use]
     pub fn peers(&self) -> Vec<PeerStats> {
         self.shared.peers.iter().map(|peer| peer.stats()).collect()
     }
 
-    /// The names of the nodes that an object is kept on.
+    /// Names of the nodes that hold an object.
     pub fn holders(&self, id: &ObjectId) -> impl Iterator<Item = &str> {
-        let Shared { config, .. } = &*self.shared;
+        let ClientCore { config, .. } = &*self.shared;
         self.shared.holders(id).map(|number| &*config.nodes[number].name)
     }
 
-    /// Asks every node whether it is there, and answers how many are.
+    /// Pings every node and returns how many answer.
     pub async fn reach(&self) -> usize {
         let mut reached = 0;
-        self.shared.muster().await;
+        self.shared.refresh_standings().await;
         for peer in &self.shared.peers {
             let limit_ms = self.shared.config.control_timeout_ms;
             reached += usize::from(peer.ask(&Request::Ping, limit_ms).await.is_ok());
@@ -129,10 +129,10 @@ impl NodesStore {
         reached
     }
 
-    /// Waits until all nodes are there, for so long at the most; some are enough to begin with.
+    /// Waits until all nodes answer, for at most `patience`. Fewer are enough to start.
     ///
     /// # Errors
-    /// When none is there then.
+    /// If none answers.
     pub async fn reach_within(&self, patience: Duration) -> Result<(), NodesError> {
         const PAUSE: Duration = Duration::from_millis(50);
         let since = Instant::now();
@@ -152,7 +152,7 @@ impl NodesStore {
         }
     }
 
-    /// Has a task of its own do something, which ends even if nobody waits for it.
+    /// Runs an operation in a task, which completes even if the caller stops waiting.
     async fn run<T: Clone + Send + 'static>(
         &self,
         objects: usize,
@@ -173,7 +173,7 @@ impl NodesStore {
         task.await.unwrap_or_else(|error| vec![Err(died(error)); objects])
     }
 
-    /// A change that every holder of an object is told of.
+    /// Sends a change to every holder of each object.
     async fn change(
         &self,
         ids: &[ObjectId],
@@ -256,7 +256,7 @@ impl Store for NodesStore {
     }
 
     fn stats(&self) -> StoreStats {
-        let Shared { peers, registry, traffic, .. } = &*self.shared;
+        let ClientCore { peers, registry, traffic, .. } = &*self.shared;
         let add = |sum: Gauges, peer: &Arc<Peer>| sum.plus(&peer.gauges());
         let all = peers.iter().fold(Gauges::default(), add).tier();
         let slot_bytes = peers.iter().map(|peer| peer.stats().object_bytes_max).max().unwrap_or(0);
@@ -278,9 +278,9 @@ impl Store for NodesStore {
     }
 }
 
-/// Asks every node now and then whether it is there, as long as the store is: one that was started again hears in
-/// time whose pins still count, even if nobody has anything else to ask.
-async fn show_up(shared: Weak<Shared>, pause: Duration) {
+/// Pings every node periodically while the store exists: a restarted node must learn in time which
+/// owners are connected, even without other calls.
+async fn ping_periodically(shared: Weak<ClientCore>, pause: Duration) {
     loop {
         sleep(pause).await;
         let Some(shared) = shared.upgrade() else { return };
@@ -294,17 +294,17 @@ async fn show_up(shared: Weak<Shared>, pause: Duration) {
     }
 }
 
-/// How the answers of two holders of an object are made one.
+/// Merges the results of two holders of an object.
 type Merge = fn(Result<(), StoreError>, Result<(), StoreError>) -> Result<(), StoreError>;
 
-impl Shared {
-    /// Sees to it that the nodes agree on what they are, as far as they are there.
+impl ClientCore {
+    /// Ensures that the reachable nodes agree on their membership.
     ///
     /// # Errors
-    /// When nothing that they say can be believed.
+    /// If the nodes contradict each other, so that nothing they say can be trusted.
     async fn ready(&self) -> Result<(), StoreError> {
         if self.roll.agreement() != Agreement::Full {
-            self.muster().await;
+            self.refresh_standings().await;
         }
         match self.roll.agreement() {
             Agreement::Full | Agreement::Partial => Ok(()),
@@ -312,11 +312,12 @@ impl Shared {
         }
     }
 
-    /// Asks all nodes what they are, unless that was done a moment ago, and makes members of those that can be.
-    async fn muster(&self) {
-        let mut mustered = self.mustered.lock().await;
+    /// Asks all nodes for their standing, unless that was done recently, and makes eligible ones
+    /// members.
+    async fn refresh_standings(&self) {
+        let mut refreshed = self.refreshed.lock().await;
         let pause = Duration::from_millis(self.config.retry_max_ms);
-        if mustered.is_none_or(|asked| asked.elapsed() >= pause) {
+        if refreshed.is_none_or(|asked| asked.elapsed() >= pause) {
             let enter = |peer: &Arc<Peer>| {
                 let peer = peer.clone();
                 tokio::spawn(async move { peer.enter(None).await })
@@ -325,7 +326,7 @@ impl Shared {
             for entered in entering {
                 let _ = entered.await;
             }
-            *mustered = Some(Instant::now());
+            *refreshed = Some(Instant::now());
         }
         for number in self.roll.order().iter().copied() {
             let Some(store) = self.roll.to_join(number) else { continue };
@@ -333,21 +334,21 @@ impl Shared {
         }
     }
 
-    /// The nodes that an object is kept on.
+    /// Nodes that hold an object.
     fn holders(&self, id: &ObjectId) -> impl Iterator<Item = usize> + use<> {
         let (first, second) = self.placement.holders(id);
         std::iter::once(first).chain(second.filter(|_| self.config.copies > 1))
     }
 
-    /// The node that has the copy of that number.
+    /// Node that holds copy `copy` of an object.
     fn holder(&self, id: &ObjectId, copy: usize) -> usize {
         self.holders(id).nth(copy).expect("there are so many copies")
     }
 
-    /// Has every node do its share, all at the same time.
+    /// Runs an operation for the share of each node, concurrently.
     async fn scatter<T, R, F>(
         self: &Arc<Self>,
-        shares: Shares<T>,
+        shares: NodeShares<T>,
         work: impl Fn(Arc<Peer>, Vec<T>) -> F,
     ) -> Vec<R>
     where
@@ -363,7 +364,7 @@ impl Shared {
         for other in others {
             match other.await {
                 Ok(more) => done.extend(more),
-                // The caller notices what is missing, and is in no state to go on.
+                // The panic continues in the caller, which lacks results.
                 Err(error) => std::panic::resume_unwind(error.into_panic()),
             }
         }
@@ -383,14 +384,15 @@ impl Shared {
             peer.exists(share, options).await
         };
         for copy in 0..self.config.copies {
-            let mut shares: Shares<(usize, ObjectId)> = BTreeMap::new();
+            let mut shares: NodeShares<(usize, ObjectId)> = BTreeMap::new();
             for (number, id) in ids.iter().enumerate() {
                 if !results[number].as_ref().is_ok_and(|found| found.is_present()) {
                     shares.entry(self.holder(id, copy)).or_default().push((number, *id));
                 }
             }
             for (number, found) in self.scatter(shares, ask).await {
-                // That one holder has not got it says nothing while it may be where nobody answers.
+                // Absence on one holder proves nothing while another one, which may have the
+                // object, does not answer.
                 if copy == 0 || found != Ok(Presence::Absent) {
                     results[number] = found;
                 }
@@ -413,19 +415,19 @@ impl Shared {
         }
         for ((number, get), registered) in gets.into_iter().enumerate().zip(registered) {
             match registered {
-                Ok(()) => left.push(Part::new(number, get.into())),
+                Ok(()) => left.push(BatchItem::new(number, get.into())),
                 Err(error) => results[number] = Err(error),
             }
         }
         let fetch =
             |peer: Arc<Peer>, share: Vec<Got>| async move { peer.get(share, options).await };
         for copy in 0..self.config.copies {
-            let mut shares: Shares<Got> = BTreeMap::new();
+            let mut shares: NodeShares<Got> = BTreeMap::new();
             for part in left.drain(..) {
                 shares.entry(self.holder(&part.job.id, copy)).or_default().push(part);
             }
             for part in self.scatter(shares, fetch).await {
-                let Part { number, job, result } = part;
+                let BatchItem { number, job, result } = part;
                 let holder = &self.peers[self.holder(&job.id, copy)];
                 let result = holder.judge(result.expect("all have a result"));
                 let may_be_elsewhere = matches!(
@@ -436,7 +438,7 @@ impl Shared {
                         | StoreError::Full)
                 );
                 if may_be_elsewhere && copy + 1 < self.config.copies && job.target.is_some() {
-                    left.push(Part::new(number, job));
+                    left.push(BatchItem::new(number, job));
                 }
                 let not_known = result == Err(StoreError::HolderAway)
                     && results[number] == Err(StoreError::Missing);
@@ -466,24 +468,24 @@ impl Shared {
         let mut of_copies = results.clone();
         let lengths: Vec<usize> = puts.iter().map(|put| put.source.len()).collect();
         let ids: Vec<ObjectId> = puts.iter().map(|put| put.id).collect();
-        let mut shares: Shares<Sent> = BTreeMap::new();
+        let mut shares: NodeShares<Sent> = BTreeMap::new();
         for ((number, put), registered) in puts.into_iter().enumerate().zip(registered) {
             match registered {
                 Ok(()) => {
                     for holder in self.holders(&put.id).skip(1) {
-                        // Second copies are told from first ones by their numbers.
-                        let part = Part::new(objects + number, put.share());
+                        // The numbers of second copies start at `objects`.
+                        let part = BatchItem::new(objects + number, put.share());
                         shares.entry(holder).or_default().push(part);
                     }
                     let holder = self.holder(&put.id, 0);
-                    shares.entry(holder).or_default().push(Part::new(number, put));
+                    shares.entry(holder).or_default().push(BatchItem::new(number, put));
                 }
                 Err(error) => results[number] = Err(error),
             }
         }
         let send =
             |peer: Arc<Peer>, share: Vec<Sent>| async move { peer.put(share, options).await };
-        for Part { number, job, result } in self.scatter(shares, send).await {
+        for BatchItem { number, job, result } in self.scatter(shares, send).await {
             let copy = usize::from(number >= objects);
             let holder = &self.peers[self.holder(&job.id, copy)];
             let result = holder.judge(result.expect("all have a result"));
@@ -492,21 +494,21 @@ impl Shared {
                 Some(number) => of_copies[number] = result,
             }
         }
-        // A put that failed leaves no pin on the one copy that was stored all the same.
-        let mut pinned_in_vain: Shares<(usize, ObjectId)> = BTreeMap::new();
+        // A put that failed must not leave a pin on the one copy that was stored.
+        let mut pins_to_undo: NodeShares<(usize, ObjectId)> = BTreeMap::new();
         let mut merged = Vec::with_capacity(objects);
         for ((one, two), id) in results.into_iter().zip(of_copies).zip(ids) {
             let stored = [one.is_ok(), two.is_ok()];
             let result = either_stored(one, two);
             if options.pin.is_some() && result.is_err() {
                 for (holder, _) in self.holders(&id).zip(stored).filter(|(_, stored)| *stored) {
-                    pinned_in_vain.entry(holder).or_default().push((merged.len(), id));
+                    pins_to_undo.entry(holder).or_default().push((merged.len(), id));
                 }
             }
             merged.push(result);
         }
         if let Some(pin) = options.pin {
-            self.tell(pinned_in_vain, move |ids| Request::Unpin { pin, ids }).await;
+            self.change_shares(pins_to_undo, move |ids| Request::Unpin { pin, ids }).await;
         }
         let results = self.unless_all_away(merged);
         for (result, length) in results.iter().zip(lengths) {
@@ -515,7 +517,7 @@ impl Shared {
         results
     }
 
-    /// From now on this process stands for the owner of the pin.
+    /// Registers this process as connected for the owner of the pin.
     fn stand_for(self: &Arc<Self>, pin: Option<Pin>) -> Result<(), StoreError> {
         let Some(Pin::Hard(owner)) = pin else { return Ok(()) };
         let mut owners = self.owners.lock();
@@ -527,7 +529,7 @@ impl Shared {
         }
         if owners.is_empty() {
             let pause = Duration::from_millis(self.config.show_up_ms.max(1));
-            tokio::spawn(show_up(Arc::downgrade(self), pause));
+            tokio::spawn(ping_periodically(Arc::downgrade(self), pause));
         }
         owners.insert(owner);
         Ok(())
@@ -542,14 +544,14 @@ impl Shared {
         if let Err(error) = self.ready().await {
             return vec![Err(error); ids.len()];
         }
-        let mut shares: Shares<(usize, ObjectId)> = BTreeMap::new();
+        let mut shares: NodeShares<(usize, ObjectId)> = BTreeMap::new();
         for (number, id) in ids.iter().enumerate() {
             for holder in self.holders(id) {
                 shares.entry(holder).or_default().push((number, *id));
             }
         }
         let mut results: Vec<Option<Result<(), StoreError>>> = vec![None; ids.len()];
-        for (number, result) in self.tell(shares, request).await {
+        for (number, result) in self.change_shares(shares, request).await {
             let merged = match results[number].take() {
                 Some(other) => merge(other, result),
                 None => result,
@@ -560,14 +562,14 @@ impl Shared {
         self.unless_all_away(results.collect())
     }
 
-    /// Has every node change its share of objects; each result comes with the object's number.
-    async fn tell(
+    /// Applies a change on every node to its share of objects. Each result has the object's number.
+    async fn change_shares(
         self: &Arc<Self>,
-        shares: Shares<(usize, ObjectId)>,
+        shares: NodeShares<(usize, ObjectId)>,
         request: impl Fn(Vec<ObjectId>) -> Request + Clone + Send + Sync + 'static,
     ) -> Vec<(usize, Result<(), StoreError>)> {
         let limit_ms = self.config.control_timeout_ms;
-        let tell = |peer: Arc<Peer>, share: Vec<(usize, ObjectId)>| {
+        let change_shares = |peer: Arc<Peer>, share: Vec<(usize, ObjectId)>| {
             let request = request.clone();
             async move {
                 let mut answered = Vec::with_capacity(share.len());
@@ -580,26 +582,28 @@ impl Shared {
                 answered
             }
         };
-        self.scatter(shares, tell).await
+        self.scatter(shares, change_shares).await
     }
 
     async fn flush(self: &Arc<Self>) -> Result<(), StoreError> {
         self.ready().await?;
-        let shares: Shares<()> = (0..self.peers.len()).map(|number| (number, vec![()])).collect();
+        let shares: NodeShares<()> =
+            (0..self.peers.len()).map(|number| (number, vec![()])).collect();
         let limit_ms = self.config.flush_timeout_ms;
         let flush =
             |peer: Arc<Peer>, _| async move { peer.change(Request::Flush, 1, limit_ms).await };
         let flushed = self.scatter(shares, flush).await;
-        // A node that is away keeps what it has made durable, and no more could be done about it.
-        let of_those_there = flushed.into_iter().filter(|it| *it != Err(StoreError::HolderAway));
-        let flushed: Result<Vec<()>, StoreError> = of_those_there.collect();
+        // A node that does not answer keeps what it has made durable; more cannot be done.
+        let of_reachable = flushed.into_iter().filter(|it| *it != Err(StoreError::HolderAway));
+        let flushed: Result<Vec<()>, StoreError> = of_reachable.collect();
         match flushed {
             Ok(answered) if answered.is_empty() => Err(self.unavailable()),
             flushed => flushed.map(drop),
         }
     }
 
-    /// One node that is away is a matter of its share, but without any the store as a whole is unwell.
+    /// A node that does not answer only affects its share, but if none answers, the store as a
+    /// whole is unavailable.
     fn unless_all_away<T>(&self, mut results: Results<T>) -> Results<T> {
         if self.peers.iter().all(|peer| peer.is_away()) {
             let away = |result: &&mut Result<T, _>| matches!(result, Err(StoreError::HolderAway));
@@ -613,15 +617,15 @@ impl Shared {
     }
 }
 
-/// What came of a put with two holders. Of several who put the same object at a time the first holder
-/// decides who was first, so that only one of them was.
+/// Merges the results of a put with two holders. If several clients put the same object, the first
+/// holder decides which of them is first, so that only one is.
 fn either_stored(
     first: Result<Stored, StoreError>,
     second: Result<Stored, StoreError>,
 ) -> Result<Stored, StoreError> {
     match (first, second) {
         (Err(StoreError::HolderAway), result) | (result, Err(StoreError::HolderAway)) => result,
-        // Whoever has a later one must not be told that this one is there.
+        // A client with a later generation stored must not learn that this one is present.
         (Err(error @ StoreError::Superseded { .. }), _)
         | (_, Err(error @ StoreError::Superseded { .. })) => Err(error),
         (first @ (Ok(_) | Err(StoreError::BeingWritten)), _) => first,
@@ -631,7 +635,7 @@ fn either_stored(
 }
 
 impl Peer {
-    /// Which objects this node has.
+    /// Looks up objects on this node.
     async fn exists(
         self: &Arc<Self>,
         share: Vec<(usize, ObjectId)>,
@@ -643,7 +647,7 @@ impl Peer {
             let request = Request::Exists { options, ids };
             let found = match self.ask(&request, self.config.exists_timeout_ms).await {
                 Ok(NodeAnswer::Presences(found)) if found.len() == some.len() => found,
-                Ok(_) => vec![Err(self.nonsense()); some.len()],
+                Ok(_) => vec![Err(self.unexpected_answer()); some.len()],
                 Err(Away) => vec![Err(StoreError::HolderAway); some.len()],
             };
             let found = found.into_iter().map(|found| self.judge_presence(found));
@@ -653,7 +657,7 @@ impl Peer {
     }
 }
 
-/// An object is removed when no holder has it any more.
+/// Merges the results of a removal: an object is removed when no holder has it.
 fn both(one: Result<(), StoreError>, other: Result<(), StoreError>) -> Result<(), StoreError> {
     match (one, other) {
         (Ok(()) | Err(StoreError::Missing), Ok(())) | (Ok(()), Err(StoreError::Missing)) => Ok(()),

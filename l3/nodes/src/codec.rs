@@ -1,5 +1,5 @@
-//! Numbers, names and errors as bytes, and back. Nothing that is read is trusted: every length is
-//! checked before anything is allocated for it.
+//! Encoding of numbers, ids and errors. Input is not trusted: every length is checked before memory
+//! is allocated for it.
 
 use std::io;
 use std::time::Duration;
@@ -7,46 +7,46 @@ use std::time::Duration;
 use terrace_l3::backend::Fields;
 use terrace_l3::{Mismatch, ObjectId, StoreError};
 
-/// The longest text that an error carries.
+/// Maximum length of an error's text.
 const TEXT_BYTES_MAX: usize = 160;
 
-/// Why bytes are not a message.
+/// Reason why bytes are not a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Malformed {
-    /// It ends too early.
+    /// The message ends too early.
     #[error("the message ends in the middle of a field")]
     Short,
-    /// Something follows its end.
+    /// Bytes follow the end of the message.
     #[error("{0} bytes follow the end of the message")]
     Long(usize),
-    /// A field has a value that means nothing.
+    /// A field has an unknown value.
     #[error("{field} has the unknown value {value}")]
     Unknown {
-        /// Which field.
+        /// Name of the field.
         field: &'static str,
-        /// What it says.
+        /// Its value.
         value: u8,
     },
-    /// A frame or a list is longer than allowed.
+    /// A frame or a list exceeds its limit.
     #[error("{what} of {found} is more than the {max} allowed")]
     TooMuch {
-        /// What is counted.
+        /// Kind of the limit.
         what: &'static str,
-        /// How much there is.
+        /// Actual size.
         found: usize,
-        /// How much there may be.
+        /// Maximum size.
         max: usize,
     },
-    /// The message is of a kind that does not belong here.
+    /// The message has an unexpected kind.
     #[error("a message of kind {0} is not expected here")]
     Kind(u8),
-    /// It does not come from the peer, or not at this place.
+    /// The message is not from the peer, or is out of sequence.
     #[error("the message is not authentic")]
     Forged,
 }
 
-/// Reads fields one after the other.
+/// Reads consecutive fields.
 pub(super) struct Reader<'a>(Fields<'a>);
 
 impl<'a> Reader<'a> {
@@ -82,7 +82,7 @@ impl<'a> Reader<'a> {
         self.0.id().ok_or(Malformed::Short)
     }
 
-    /// A list whose entries have at least `entry_bytes` each.
+    /// Reads a list whose entries have at least `entry_bytes` each.
     pub(super) fn list<T>(
         &mut self,
         entry_bytes: usize,
@@ -140,7 +140,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Writes fields one after the other.
+/// Writes consecutive fields.
 pub(super) struct Writer<'a>(pub(super) &'a mut Vec<u8>);
 
 impl Writer<'_> {

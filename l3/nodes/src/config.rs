@@ -1,4 +1,4 @@
-//! What can be set about nodes and their clients.
+//! Configuration of nodes and their clients.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -9,42 +9,42 @@ use terrace_cache::PageKey;
 
 use super::handshake::NodeSecret;
 
-/// Who may use a node, and how much of it.
+/// Configuration of a node.
 #[derive(Clone, Debug)]
 pub struct NodeConfig {
-    /// Who may use it.
+    /// Clients that may use the node.
     pub clients: Vec<NodeClient>,
-    /// Connections at a time.
+    /// Maximum number of connections.
     pub connections_max: usize,
-    /// Connections at a time that have not proved anything yet. When there are more, the oldest are closed,
-    /// of the address that has the most.
+    /// Maximum number of unauthenticated connections. Beyond it, the oldest connection from the
+    /// address with the most of them is closed.
     pub strangers_max: usize,
-    /// How long a handshake may take.
+    /// Maximum duration of a handshake.
     pub handshake_timeout_ms: u64,
-    /// How long a client may do nothing in the middle of a call. A transfer as a whole may take this time, and what its
-    /// bytes take at 4 MB per second.
+    /// Maximum time without progress of a client during a call. A transfer as a whole may take this
+    /// time plus the time of its bytes at 4 MB per second.
     pub stall_timeout_ms: u64,
-    /// How long a connection may be idle.
+    /// Maximum idle time of a connection.
     pub idle_timeout_ms: u64,
-    /// How much of the memory one call may have at a time.
+    /// Maximum memory of one call.
     pub call_bytes_max: usize,
-    /// How long a put waits for room.
+    /// Maximum wait of a put for room.
     pub full_wait_ms: u64,
-    /// Pages of memory for transfers of what is on disk only.
+    /// Number of scratch pages for transfers of objects that are only on disk.
     pub scratch_pages: u32,
-    /// How long the hard pins of a client stay after its last connection has ended.
+    /// Time for which the hard pins of a client stay after its last connection has ended.
     pub pins_kept_ms: u64,
-    /// Which RDMA adapter to use.
+    /// RDMA adapter to use.
     pub rdma: RdmaChoice,
-    /// How long a client may take to read by RDMA what was lent to it.
+    /// Maximum time that a client may take to read lent objects by RDMA.
     pub rdma_lease_ms: u64,
-    /// Where the node remembers the store that it belongs to: the folder of its disk store, so that both are lost
-    /// together. `None` if its objects do not survive its restart.
+    /// Folder for the record of the store that the node belongs to. Use that of its disk store, so
+    /// that both are lost together. `None` if its objects do not survive a restart.
     pub folder: Option<PathBuf>,
 }
 
 impl NodeConfig {
-    /// A node for everybody who has this secret.
+    /// A node for all clients that have this secret.
     #[must_use]
     pub fn new(secret: NodeSecret) -> Self {
         let anybody = NodeClient { name: String::new(), secret, limits: None };
@@ -66,25 +66,25 @@ impl NodeConfig {
     }
 }
 
-/// Somebody who may use a node.
+/// A client of a node.
 #[derive(Clone, Debug)]
 pub struct NodeClient {
-    /// What it calls itself; the client without a name is everybody without a name.
+    /// Name of the client; empty for all clients without a name.
     pub name: String,
-    /// What it must know.
+    /// Secret of the client.
     pub secret: NodeSecret,
-    /// The digests of the namespaces that it may use, and how much of the node they may take; all of everything if
-    /// `None`.
+    /// Namespaces that the client may use, and its share of the node; unlimited if `None`.
     pub limits: Option<ClientLimits>,
 }
 
-/// What a client is restricted to.
+/// Limits of a client.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClientLimits {
-    /// The digests of the namespaces that it may use. One that several clients may use counts for the first of them.
+    /// Digests of the namespaces that the client may use. A namespace of several clients counts for
+    /// the first of them.
     pub namespaces: BTreeSet<PageKey>,
-    /// The share of the node's memory and disk that objects of these namespaces may take, and of its connections that
-    /// the client may have: more than 0, and at most 1.
+    /// Share of the node's memory and disk for objects of these namespaces, and of its connections
+    /// for the client: more than 0, and at most 1.
     pub share: f64,
 }
 
@@ -96,22 +96,23 @@ impl ClientLimits {
     }
 }
 
-/// One of the nodes that a client uses.
+/// A node in a client's list.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NodeAddress {
-    /// What decides about its share of the objects: a node that keeps its name keeps its share.
+    /// Name that determines the node's share of the objects: a node that keeps its name keeps its
+    /// share.
     pub name: String,
-    /// Where it listens, as HOST:PORT.
+    /// Address as HOST:PORT.
     pub address: String,
-    /// The size of its share, beside those of the others.
+    /// Weight of its share relative to other nodes.
     pub weight: f64,
 }
 
 impl FromStr for NodeAddress {
     type Err = String;
 
-    /// Reads HOST:PORT, NAME=HOST:PORT, and either with *WEIGHT after it.
+    /// Parses HOST:PORT or NAME=HOST:PORT, each optionally followed by *WEIGHT.
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = |what: &str| format!("{text:?}: {what}; write it as [NAME=]HOST:PORT[*WEIGHT]");
         let (place, weight) = match text.rsplit_once('*') {
@@ -132,55 +133,55 @@ impl FromStr for NodeAddress {
     }
 }
 
-/// Which nodes a client uses, and how.
+/// Configuration of a client.
 #[derive(Clone, Debug)]
 pub struct NodesConfig {
-    /// The nodes.
+    /// List of nodes.
     pub nodes: Vec<NodeAddress>,
-    /// What nodes and clients must both know.
+    /// Secret shared by nodes and clients.
     pub secret: NodeSecret,
-    /// What this client calls itself, where nodes have a list of clients.
+    /// Name of this client, for nodes that have a list of clients.
     pub name: String,
-    /// On how many nodes each object is kept: 1, or 2 so that the death of a node costs no hits.
+    /// Number of nodes that hold each object: 1, or 2 so that a node's failure costs no hits.
     pub copies: usize,
-    /// Connections to each node.
+    /// Maximum number of connections to each node.
     pub connections_max: usize,
-    /// How long connecting to a node may take.
+    /// Timeout for connecting to a node.
     pub connect_timeout_ms: u64,
-    /// How long a node may take to answer which objects it has.
+    /// Timeout for lookups.
     pub exists_timeout_ms: u64,
-    /// How long a node may take to begin to send objects, with any wait for promotions.
+    /// Timeout for the start of a read, including any wait for promotions.
     pub get_timeout_ms: u64,
-    /// How long a node may take to find room for objects, and to store them.
+    /// Timeout for finding room for objects, and for storing them.
     pub put_timeout_ms: u64,
-    /// How long a node may take to pin, unpin or remove.
+    /// Timeout for pins, unpins and removals.
     pub control_timeout_ms: u64,
-    /// How long a node may take to make everything durable.
+    /// Timeout for flushes.
     pub flush_timeout_ms: u64,
-    /// How long a node may do nothing in the middle of a transfer.
+    /// Maximum time without progress of a node during a transfer.
     pub stall_timeout_ms: u64,
-    /// A node that did not answer is tried again after this time, which doubles with each failure ...
+    /// Initial delay before a node that did not answer is retried; it doubles with each failure ...
     pub retry_ms: u64,
-    /// ... up to this.
+    /// ... up to this maximum.
     pub retry_max_ms: u64,
-    /// How often a client with pins says that it is there, if it has nothing else to say: some times within the
-    /// patience of its nodes.
+    /// Interval of pings by an otherwise idle client that has pins: well below the time for which
+    /// its nodes keep the pins of disconnected owners.
     pub show_up_ms: u64,
-    /// Which RDMA adapter to use.
+    /// RDMA adapter to use.
     pub rdma: RdmaChoice,
 }
 
-/// Which RDMA adapter to use, in builds that can use any. Without one, everything goes by TCP.
-/// It is written as `auto`, `never` or the adapter's name.
+/// RDMA adapter to use, in builds with RDMA support. Without one, all transfers use TCP. Written as
+/// `auto`, `never` or the adapter's name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub enum RdmaChoice {
-    /// The first one that will do.
+    /// First suitable adapter.
     #[default]
     Auto,
-    /// None.
+    /// No adapter.
     Never,
-    /// The one of that name, as `rdma link` writes it.
+    /// Adapter with this name, as printed by `rdma link`.
     Device(String),
 }
 
@@ -205,7 +206,7 @@ impl From<RdmaChoice> for String {
 }
 
 impl NodesConfig {
-    /// One copy of everything on these nodes.
+    /// One copy of each object on these nodes.
     #[must_use]
     pub fn new(nodes: Vec<NodeAddress>, secret: NodeSecret) -> Self {
         Self {
@@ -228,7 +229,7 @@ impl NodesConfig {
         }
     }
 
-    /// Whether this can work.
+    /// Checks the configuration.
     ///
     /// # Errors
     /// What to change.

@@ -1,7 +1,7 @@
-//! Payloads by RDMA: the adapter of this machine, and a link over it beside each connection.
+//! Payload transfers by RDMA: the adapter of this machine, and a link beside each connection.
 //!
-//! Builds without the feature `rdma` have an adapter of which there is none, so that nothing else need
-//! know about the difference.
+//! Builds without the feature `rdma` use an adapter type without values, so that other code need
+//! not distinguish them.
 
 #[cfg(not(feature = "rdma"))]
 mod none;
@@ -17,43 +17,43 @@ pub(super) use rdma::{Adapter, Direct, Region};
 
 use terrace_l3::Target;
 
-/// Why payloads were not read, and the targets, if the adapter has let go of all of them.
-pub(super) struct Unread {
+/// Error of a failed read, and the targets, if the adapter has released all of them.
+pub(super) struct FailedRead {
     pub(super) message: String,
     pub(super) targets: Vec<Target>,
 }
 
-/// What a client knows about a connection's link.
+/// State of a connection's RDMA link, on the client.
 #[derive(Debug, Default)]
 pub(super) enum Shortcut {
-    /// Nobody has asked for one.
+    /// Not requested yet.
     #[default]
     Untried,
-    /// There is none.
+    /// Not available.
     None,
-    /// There is one.
+    /// Established.
     Linked(Arc<Direct>),
 }
 
-/// Something in memory that the peer may be reading, or that is being read into. It is let go of only
-/// when that has ended, or the link with it.
-pub(super) struct Held<T> {
+/// A value whose memory the peer may be reading, or is being read into. It is released only when
+/// that has ended, or the link with it.
+pub(super) struct HeldForReads<T> {
     direct: Arc<Direct>,
     what: Option<T>,
 }
 
-impl<T> Held<T> {
+impl<T> HeldForReads<T> {
     pub(super) fn new(direct: &Arc<Direct>, what: T) -> Self {
         Self { direct: direct.clone(), what: Some(what) }
     }
 
-    /// All reads have ended.
+    /// Returns the value; all reads must have ended.
     pub(super) fn release(mut self) -> T {
         self.what.take().expect("it is released once")
     }
 }
 
-impl<T> Drop for Held<T> {
+impl<T> Drop for HeldForReads<T> {
     fn drop(&mut self) {
         if self.what.is_some() {
             self.direct.close();

@@ -1,9 +1,10 @@
-//! How a client and a node prove to each other that they know the same secret, and the keys that they
-//! have for this connection from then on.
+//! Mutual authentication of client and node by a shared secret, and derivation of the keys of a
+//! connection.
 //!
-//! The client says hello with its name and a nonce, the node answers with a nonce of its own and
-//! nothing else. Both mix their secret with all of these bytes; from the result come the two proofs and
-//! a key for each direction. A node says nothing else before it has seen the client's proof.
+//! The client sends a hello with its name and a nonce, the node answers with a nonce of its own and
+//! nothing else. Both mix their secret with all of these bytes, and derive from the result the two
+//! proofs and one key per direction. A node reveals nothing else before it has seen the client's
+//! proof.
 
 use std::fmt;
 use std::io;
@@ -13,11 +14,11 @@ use blake3::Hash;
 
 use super::codec::{Malformed, Reader, Writer};
 
-/// The version of everything that goes over the wire.
+/// Version of the protocol.
 pub const VERSION: u16 = 3;
 
 const MAGIC: [u8; 8] = *b"TERRACEN";
-/// What a secret has at least: whoever listens can try out short ones.
+/// Minimum length of a secret: an eavesdropper can try short ones.
 const SECRET_BYTES_MIN: usize = 16;
 const NAME_BYTES_MAX: usize = 64;
 const NONCE_BYTES: usize = 32;
@@ -26,15 +27,15 @@ pub(super) const HELLO_BYTES: usize = 8 + 2 + 2 + 16 + NONCE_BYTES + NAME_BYTES_
 pub(super) const CHALLENGE_BYTES: usize = 8 + 2 + 6 + NONCE_BYTES;
 pub(super) const PROOF_BYTES: usize = 32;
 
-/// What clients and nodes must both know.
+/// Secret shared by clients and nodes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct NodeSecret([u8; 32]);
 
-/// Why a secret cannot be used.
+/// Reason why a secret cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SecretError {
-    /// It is too easy to guess.
+    /// The secret is too short.
     #[error(
         "a node's secret needs at least {SECRET_BYTES_MIN} bytes, this one has {0}; create one \
          with `head -c 32 /dev/urandom | base64`"
@@ -43,18 +44,18 @@ pub enum SecretError {
     /// Its file cannot be read.
     #[error("cannot read the secret in {}: {error}", path.display())]
     File {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// Message of the system.
         error: io::Error,
     },
 }
 
 impl NodeSecret {
-    /// A secret of these bytes.
+    /// Creates a secret from these bytes.
     ///
     /// # Errors
-    /// When there are too few.
+    /// If there are too few.
     pub fn new(bytes: &[u8]) -> Result<Self, SecretError> {
         if bytes.len() < SECRET_BYTES_MIN {
             return Err(SecretError::Short(bytes.len()));
@@ -62,17 +63,17 @@ impl NodeSecret {
         Ok(Self(blake3::derive_key("terrace node 1: secret", bytes)))
     }
 
-    /// The secret in a file, without white space around it.
+    /// Reads a secret from a file, without surrounding white space.
     ///
     /// # Errors
-    /// When it cannot be read or is too short.
+    /// If it cannot be read or is too short.
     pub fn read(path: &Path) -> Result<Self, SecretError> {
         let unreadable = |error| SecretError::File { path: path.to_owned(), error };
         Self::new(std::fs::read(path).map_err(unreadable)?.trim_ascii())
     }
 
-    /// One that nobody else knows.
-    pub(super) fn unguessable() -> io::Result<Self> {
+    /// Creates a random secret.
+    pub(super) fn random_secret() -> io::Result<Self> {
         random().map(Self)
     }
 }
@@ -83,23 +84,23 @@ impl fmt::Debug for NodeSecret {
     }
 }
 
-/// The first words of a client.
+/// First message of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// The version that the client speaks.
+    /// Protocol version of the client.
     pub version: u16,
-    /// Which process it is: the same on all of its connections.
+    /// Id of the process, the same on all of its connections.
     pub instance: [u8; 16],
     nonce: [u8; NONCE_BYTES],
-    /// Who it claims to be; empty where all share one secret.
+    /// Claimed name of the client; empty if all clients share one secret.
     pub name: String,
 }
 
 impl Hello {
-    /// The hello of a client of that name.
+    /// Creates the hello of a client.
     ///
     /// # Errors
-    /// When the name is too long, or the system has no randomness.
+    /// If the name is too long, or the system has no random numbers.
     pub fn new(name: &str, instance: [u8; 16]) -> io::Result<Self> {
         if name.len() > NAME_BYTES_MAX {
             let message = format!("a client's name may have at most {NAME_BYTES_MAX} bytes");
@@ -108,7 +109,7 @@ impl Hello {
         Ok(Self { version: VERSION, instance, nonce: random()?, name: name.to_owned() })
     }
 
-    /// Its bytes.
+    /// Encodes the hello.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(HELLO_BYTES);
@@ -123,10 +124,10 @@ impl Hello {
         bytes
     }
 
-    /// Reads it.
+    /// Decodes a hello.
     ///
     /// # Errors
-    /// When it is none.
+    /// If the bytes are not a hello.
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut reader = Reader::new(bytes);
         check_magic(&mut reader)?;
@@ -146,24 +147,24 @@ impl Hello {
     }
 }
 
-/// What a node answers to a stranger.
+/// Answer of a node to an unauthenticated client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Challenge {
-    /// The version that the node speaks.
+    /// Protocol version of the node.
     pub version: u16,
     nonce: [u8; NONCE_BYTES],
 }
 
 impl Challenge {
-    /// A new one.
+    /// Creates a random challenge.
     ///
     /// # Errors
-    /// When the system has no randomness.
+    /// If the system has no random numbers.
     pub fn new() -> io::Result<Self> {
         Ok(Self { version: VERSION, nonce: random()? })
     }
 
-    /// Its bytes.
+    /// Encodes the challenge.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(CHALLENGE_BYTES);
@@ -175,10 +176,10 @@ impl Challenge {
         bytes
     }
 
-    /// Reads it.
+    /// Decodes a challenge.
     ///
     /// # Errors
-    /// When it is none.
+    /// If the bytes are not a challenge.
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut reader = Reader::new(bytes);
         check_magic(&mut reader)?;
@@ -193,34 +194,34 @@ impl Challenge {
     }
 }
 
-/// What both sides know after hello and challenge, if they know the same secret.
-pub(super) struct Agreement {
+/// Key material that both sides derive from hello, challenge and secret.
+pub(super) struct SessionKeys {
     root: [u8; 32],
 }
 
-impl Agreement {
+impl SessionKeys {
     pub(super) fn new(secret: &NodeSecret, hello: &[u8], challenge: &[u8]) -> Self {
         let mut hasher = blake3::Hasher::new_keyed(&secret.0);
         hasher.update(hello).update(challenge);
         Self { root: *hasher.finalize().as_bytes() }
     }
 
-    /// What only a client with the secret can say.
+    /// Proof that the client knows the secret.
     pub(super) fn client_proof(&self) -> Hash {
         self.derive(b"client proof")
     }
 
-    /// What only a node with the secret can say.
+    /// Proof that the node knows the secret.
     pub(super) fn node_proof(&self) -> Hash {
         self.derive(b"node proof")
     }
 
-    /// For messages from the client.
+    /// Key of messages from the client.
     pub(super) fn client_key(&self) -> [u8; 32] {
         *self.derive(b"client to node").as_bytes()
     }
 
-    /// For messages from the node.
+    /// Key of messages from the node.
     pub(super) fn node_key(&self) -> [u8; 32] {
         *self.derive(b"node to client").as_bytes()
     }
@@ -261,18 +262,18 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_was_said_and_the_secret_decide_about_the_keys() {
+    fn keys_depend_on_all_messages_and_the_secret() {
         let secret = NodeSecret::new(&[1; 16]).unwrap();
         let other = NodeSecret::new(&[2; 16]).unwrap();
         let agreement = |secret, hello: &[u8], challenge: &[u8]| {
-            Agreement::new(secret, hello, challenge).client_proof()
+            SessionKeys::new(secret, hello, challenge).client_proof()
         };
         let right = agreement(&secret, b"hello", b"challenge");
         assert_eq!(right, agreement(&secret, b"hello", b"challenge"));
         assert_ne!(right, agreement(&other, b"hello", b"challenge"));
         assert_ne!(right, agreement(&secret, b"hellO", b"challenge"));
         assert_ne!(right, agreement(&secret, b"hello", b"challengE"));
-        let agreement = Agreement::new(&secret, b"hello", b"challenge");
+        let agreement = SessionKeys::new(&secret, b"hello", b"challenge");
         let mut all =
             vec![*agreement.client_proof().as_bytes(), *agreement.node_proof().as_bytes()];
         all.extend([agreement.client_key(), agreement.node_key()]);

@@ -1,117 +1,77 @@
-//! The store that a node shares, as the network sees it: slots that are lent and filled in place.
+//! The store of a node as its sessions use it: slots are lent and filled in place.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
 use super::messages::{GAUGES, Gauges};
-use terrace_l3::backend::NamespaceShare;
-use terrace_l3::{
-    Arena, GetOptions, MemoryStore, ObjectId, Owner, Pin, PutOptions, Results, Store, StoreError,
-    Stored, TierStats,
+use terrace_l3::backend::{
+    Filled, LendingStore, LentObject, NamespaceShare, Offered, Scratch, ScratchUse, Share,
 };
-use terrace_l3_disk::TieredStore;
-use terrace_l3_disk::holding::{Filled, Lent, Offered, Room, Scratch, Share};
+use terrace_l3::{
+    Arena, GetOptions, ObjectId, Owner, Pin, PutOptions, Results, StoreError, Stored, TierStats,
+};
 
-const SHARED: &str = "whoever uses tiers has a share of their scratch memory";
-
-/// What a node keeps objects in.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub enum Holding {
-    /// Memory alone.
-    Memory(MemoryStore),
-    /// Memory over disk.
-    Tiers(TieredStore),
-}
-
-/// A node's store and the memory for transfers that it needs besides.
+/// A node's store, with the scratch memory that its transfers need.
 #[derive(Debug)]
-pub(super) enum Holder {
-    Memory { store: MemoryStore, changed: Notify },
-    Tiers { store: TieredStore, scratch: Scratch, changed: Notify },
+pub(super) struct Holder {
+    store: Arc<dyn LendingStore>,
+    scratch: Option<Scratch>,
+    /// Notified when a slot may have become available.
+    changed: Notify,
 }
 
 impl Holder {
-    pub(super) fn new(holding: Holding, scratch_pages: u32) -> Result<Self, StoreError> {
-        let changed = Notify::new();
-        Ok(match holding {
-            Holding::Memory(store) => Self::Memory { store, changed },
-            Holding::Tiers(store) => {
-                let scratch = Scratch::new(&store, scratch_pages)?;
-                Self::Tiers { store, scratch, changed }
-            }
-        })
+    pub(super) fn new(
+        store: Arc<dyn LendingStore>,
+        scratch_pages: u32,
+    ) -> Result<Self, StoreError> {
+        let scratch = store.scratch(scratch_pages)?;
+        Ok(Self { store, scratch, changed: Notify::new() })
     }
 
-    /// What one client may have at a time of the memory for transfers that is apart from the slots, where there is such.
+    /// Quota of one client of the scratch memory, if there is any.
     pub(super) fn share(&self) -> Option<Share> {
-        match self {
-            Self::Memory { .. } => None,
-            Self::Tiers { scratch, .. } => Some(scratch.share()),
-        }
+        self.scratch.as_ref().map(Scratch::share)
     }
 
-    /// Limits groups of namespaces to shares of all that is here.
+    /// Limits groups of namespaces to shares of all tiers.
     pub(super) fn set_shares(&self, shares: &[NamespaceShare]) {
-        match self {
-            Self::Memory { store, .. } => store.set_shares(shares),
-            Self::Tiers { store, .. } => store.set_shares(shares),
-        }
+        self.store.set_shares(shares);
     }
 
-    /// How many objects there is memory for, at home or on their way.
+    /// Number of objects that fit in memory, in slots or in transfer.
     pub(super) fn slots(&self) -> u32 {
-        match self {
-            Self::Memory { store, .. } => store.arena().pages(),
-            Self::Tiers { store, scratch, .. } => store.slots().pages() + scratch.arena().pages(),
-        }
+        self.arenas().into_iter().map(Arena::pages).sum()
     }
 
-    pub(super) fn store(&self) -> &dyn Store {
-        match self {
-            Self::Memory { store, .. } => store,
-            Self::Tiers { store, .. } => store,
-        }
+    pub(super) fn store(&self) -> &dyn LendingStore {
+        &*self.store
     }
 
     /// All memory that objects are lent from and received into.
     pub(super) fn arenas(&self) -> Vec<&Arena> {
-        match self {
-            Self::Memory { store, .. } => vec![store.arena()],
-            Self::Tiers { store, scratch, .. } => vec![store.slots(), scratch.arena()],
-        }
+        let scratch = self.scratch.as_ref().map(Scratch::arena);
+        std::iter::once(self.store.slots()).chain(scratch).collect()
     }
 
     pub(super) fn object_bytes_max(&self) -> usize {
-        match self {
-            Self::Memory { store, .. } => store.object_bytes_max(),
-            Self::Tiers { store, .. } => store.object_bytes_max(),
-        }
+        self.store.object_bytes_max()
     }
 
-    /// Lends objects; `None` for those that must be asked for again.
+    /// Lends objects; `None` for those that must be requested again.
     pub(super) async fn lend(
         &self,
         wanted: &[(ObjectId, usize)],
         options: GetOptions,
         share: Option<&Share>,
-    ) -> Results<Option<Lent>> {
-        match self {
-            Self::Memory { store, .. } => {
-                let lend = |(id, length): &(ObjectId, usize)| {
-                    store.lend(id, *length).map(|slot| Some(Lent::from_slot(slot, false)))
-                };
-                wanted.iter().map(lend).collect()
-            }
-            Self::Tiers { store, scratch, .. } => {
-                store.lend(wanted, options, scratch, share.expect(SHARED)).await
-            }
-        }
+    ) -> Results<Option<LentObject>> {
+        self.store.lend(wanted, options, self.scratch_use(share)).await
     }
 
-    /// Where the bytes of an object can go. For room it waits until `deadline`.
+    /// Finds memory for the bytes of an object. Waits until `deadline` for room.
     pub(super) async fn offer(
         &self,
         id: &ObjectId,
@@ -120,107 +80,54 @@ impl Holder {
         deadline: Instant,
         share: Option<&Share>,
     ) -> Result<Offered, StoreError> {
-        /// Leases end without telling anybody.
+        /// Interval of checks for leases that have expired, which nothing reports.
         const LEASE_CHECK: Duration = Duration::from_millis(20);
         loop {
-            let mut changed = std::pin::pin!(self.changed().notified());
+            let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
-            match self.try_offer(id, length, pin, share).await? {
-                Offered::NoRoom if Instant::now() < deadline && !self.is_stuck() => {}
+            match self.store.offer(id, length, pin, self.scratch_use(share)).await? {
+                Offered::NoRoom if Instant::now() < deadline && !self.store.is_stuck() => {}
                 offered => return Ok(offered),
             }
             let _ = timeout(LEASE_CHECK, changed).await;
         }
     }
 
-    async fn try_offer(
-        &self,
-        id: &ObjectId,
-        length: usize,
-        pin: Option<Pin>,
-        share: Option<&Share>,
-    ) -> Result<Offered, StoreError> {
-        match self {
-            Self::Memory { store, .. } => match store.reserve(*id, length, pin) {
-                Ok(Some(slot)) => Ok(Offered::Room(Room::Slot(slot))),
-                Ok(None) => {
-                    store.count_put(&Ok(Stored::AlreadyThere), length);
-                    Ok(Offered::There)
-                }
-                Err(StoreError::Full) => Ok(Offered::NoRoom),
-                Err(error) => Err(error),
-            },
-            Self::Tiers { store, scratch, .. } => {
-                store.offer(id, length, pin, scratch, share.expect(SHARED)).await
-            }
-        }
-    }
-
-    fn is_stuck(&self) -> bool {
-        match self {
-            Self::Memory { store, .. } => store.is_stuck(),
-            // Scratch memory comes back in any case.
-            Self::Tiers { .. } => false,
-        }
-    }
-
-    /// Stores objects whose bytes have come. It must not be given up half-way.
+    /// Stores objects whose bytes have arrived. Must not be cancelled half-way.
     pub(super) async fn keep(&self, filled: Vec<Filled>, options: PutOptions) -> Results<Stored> {
-        let results = match self {
-            Self::Memory { store, .. } => {
-                let keep = |Filled { header, room }| {
-                    let Room::Slot(slot) = room else { unreachable!("memory offers slots only") };
-                    slot.publish(&header, false);
-                    store.count_put(&Ok(Stored::New), header.length as usize);
-                    Ok(Stored::New)
-                };
-                filled.into_iter().map(keep).collect()
-            }
-            Self::Tiers { store, .. } => store.keep(filled, options).await,
-        };
+        let results = self.store.accept(filled, options).await;
         self.note_change();
         results
     }
 
-    /// Looks at an object that somebody could not verify, and removes it if it is damaged.
+    /// Verifies an object that a client could not verify, and removes it if it is damaged.
     pub(super) fn inspect(&self, id: &ObjectId) {
-        match self {
-            Self::Memory { store, .. } => store.inspect(id),
-            Self::Tiers { store, .. } => store.inspect(id),
-        }
+        self.store.inspect(id);
     }
 
-    /// The owner is there.
+    /// Marks the owner as connected.
     pub(super) fn hold(&self, owner: Owner) {
-        match self {
-            Self::Memory { store, .. } => store.hold(owner),
-            Self::Tiers { store, .. } => store.hold(owner),
-        }
+        self.store.hold(owner);
     }
 
-    /// The owner is gone, perhaps for good.
+    /// Marks the owner as disconnected, perhaps for good.
     pub(super) fn let_go(&self, owner: Owner, patience: Duration) {
-        match self {
-            Self::Memory { store, .. } => store.let_go(owner, patience),
-            Self::Tiers { store, .. } => store.let_go(owner, patience),
-        }
+        self.store.let_go(owner, patience);
     }
 
-    /// Something ended that may have kept a slot.
+    /// Reports that a slot may have become available.
     pub(super) fn note_change(&self) {
-        self.changed().notify_waiters();
+        self.changed.notify_waiters();
     }
 
-    fn changed(&self) -> &Notify {
-        match self {
-            Self::Memory { changed, .. } | Self::Tiers { changed, .. } => changed,
-        }
+    fn scratch_use<'a>(&'a self, share: Option<&'a Share>) -> Option<ScratchUse<'a>> {
+        Some(ScratchUse { pages: self.scratch.as_ref()?, share: share? })
     }
 
-    /// What clients are told about the store: of two tiers, the one that has the say about what there
-    /// is, with the leases and failures of both.
+    /// Statistics for clients: those of the authoritative tier, with the leases and failures of
+    /// both.
     pub(super) fn gauges(&self, stamp: u64) -> Gauges {
-        let stats = self.store().stats();
+        let stats = self.store.stats();
         let memory = stats.memory.unwrap_or_default();
         let mut tier = match stats.disk {
             Some(disk) => TierStats {
@@ -231,12 +138,12 @@ impl Holder {
             },
             None => memory,
         };
-        Gauges { stamp, values: told(&mut tier).map(|figure| *figure) }
+        Gauges { stamp, values: gauge_fields(&mut tier).map(|figure| *figure) }
     }
 }
 
-/// The figures that are told, in their order on the wire.
-fn told(tier: &mut TierStats) -> [&mut u64; GAUGES] {
+/// Statistics that are sent, in their order on the wire.
+fn gauge_fields(tier: &mut TierStats) -> [&mut u64; GAUGES] {
     [
         &mut tier.objects,
         &mut tier.bytes,
@@ -257,16 +164,16 @@ fn told(tier: &mut TierStats) -> [&mut u64; GAUGES] {
 }
 
 impl Gauges {
-    /// As the figures of a tier, of which clients count the rest.
+    /// Converts to tier statistics, of which clients count the rest themselves.
     pub(super) fn tier(&self) -> TierStats {
         let mut tier = TierStats::default();
-        for (figure, value) in told(&mut tier).into_iter().zip(self.values) {
+        for (figure, value) in gauge_fields(&mut tier).into_iter().zip(self.values) {
             *figure = value;
         }
         tier
     }
 
-    /// Both together.
+    /// Adds other gauges.
     pub(super) fn plus(mut self, other: &Self) -> Self {
         for (value, more) in self.values.iter_mut().zip(other.values) {
             *value += more;

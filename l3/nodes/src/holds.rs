@@ -1,9 +1,9 @@
-//! Who uses a node: which processes, and for which owners of pins.
+//! Users of a node: processes, and the pin owners that they are connected for.
 //!
-//! A process, or all processes of a client that is restricted, use their portion of the node together.
+//! A process, or all processes of a restricted client, share one quota of the node.
 //!
-//! A process may have many connections, and lose them all for a while. The pins of an owner that nobody has a
-//! connection for are given up after the node's patience.
+//! A process may have many connections, and may lose all of them for a while. When no connection is
+//! left for an owner, its pins expire after the node's patience.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -13,44 +13,44 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 use terrace_l3::Owner;
-use terrace_l3_disk::holding::Share;
+use terrace_l3::backend::Share;
 
-/// Which process a connection belongs to.
+/// Id of the process that a connection belongs to.
 pub(super) type Instance = [u8; 16];
 
 #[derive(Debug, Default)]
 pub(super) struct Holds {
-    users: Mutex<BTreeMap<User, Presence>>,
-    /// How many connections stand for each owner.
+    users: Mutex<BTreeMap<User, UserConnections>>,
+    /// Number of connections per owner.
     owners: Mutex<BTreeMap<Owner, usize>>,
 }
 
-/// Who shares a portion of the node.
+/// Unit that has one quota of the node.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum User {
-    /// A process whose client may use everything.
+    /// A process of an unrestricted client.
     Process(Instance),
-    /// All processes of a restricted client, since a process says itself which one it is.
+    /// All processes of a restricted client, since a process chooses its id itself.
     Client(String),
 }
 
-/// What a user may have at a time. Clones are the same portion.
+/// Quota of a user. Clones share it.
 #[derive(Clone, Debug)]
 pub(super) struct Portion {
-    /// Objects in memory that are on their way from or to the user.
+    /// Permits for objects in memory that are in transfer from or to the user.
     pub(super) objects: Arc<Semaphore>,
-    /// Of the memory for transfers of what is on disk only, where there is such.
+    /// Quota of the scratch memory, if there is any.
     pub(super) scratch: Option<Share>,
 }
 
 #[derive(Debug)]
-struct Presence {
+struct UserConnections {
     connections: usize,
     portion: Portion,
 }
 
 impl Holds {
-    /// A user has one more connection, unless it has as many as it may have. All of them use the same portion.
+    /// Adds a connection of a user, unless it has its maximum. All its connections share one quota.
     pub(super) fn enter(
         &self,
         user: &User,
@@ -60,14 +60,14 @@ impl Holds {
         let mut users = self.users.lock();
         let presence = users
             .entry(user.clone())
-            .or_insert_with(|| Presence { connections: 0, portion: portion() });
+            .or_insert_with(|| UserConnections { connections: 0, portion: portion() });
         (presence.connections < connections_max).then(|| {
             presence.connections += 1;
             presence.portion.clone()
         })
     }
 
-    /// A user has one connection less.
+    /// Removes a connection of a user.
     pub(super) fn leave(&self, user: User) {
         if let Entry::Occupied(mut presence) = self.users.lock().entry(user) {
             presence.get_mut().connections -= 1;
@@ -77,14 +77,15 @@ impl Holds {
         }
     }
 
-    /// One more connection stands for the owner; `change` happens before anybody else hears of it.
+    /// Adds a connection for an owner. Runs `change` under the lock, before another session sees
+    /// the count.
     pub(super) fn stand_for(&self, owner: Owner, change: impl FnOnce()) {
         let mut owners = self.owners.lock();
         *owners.entry(owner).or_default() += 1;
         change();
     }
 
-    /// One connection less does; `change` happens if it was the last.
+    /// Removes a connection for an owner. Runs `change` if it was the last.
     pub(super) fn stand_no_more(&self, owner: Owner, change: impl FnOnce()) {
         let mut owners = self.owners.lock();
         if let Entry::Occupied(mut connections) = owners.entry(owner) {

@@ -11,8 +11,8 @@ mod client;
 mod codec;
 mod config;
 mod direct;
-mod door;
 mod handshake;
+mod handshake_gate;
 mod holder;
 mod holds;
 mod link;
@@ -31,13 +31,12 @@ mod transfer;
 pub use client::{NodesError, NodesStore};
 pub use config::{ClientLimits, NodeAddress, NodeClient, NodeConfig, NodesConfig, RdmaChoice};
 pub use handshake::{NodeSecret, SecretError};
-pub use holder::Holding;
 pub use membership::{Mark, Membership, Standing};
 pub use peer::PeerStats;
 pub use server::{NodeError, NodeServer, NodeStats, RunningNode};
 pub use survey::{ChangeError, Surveyed, change_list, survey};
 
-/// What goes over the wire, for tools that look at it.
+/// Wire format, for tools that inspect it.
 pub mod wire {
     pub use super::codec::Malformed;
     pub use super::handshake::{Challenge, Hello, VERSION};

@@ -1,7 +1,7 @@
-//! A connection between a client and a node: authenticated frames, and payloads between them.
+//! A connection between a client and a node: authenticated frames, with payloads between them.
 //!
-//! Frames carry a code that only the peer can make for this frame at this place. Payloads carry none:
-//! their checksums are in frames.
+//! Each frame has a MAC over its content and position. Payloads have none: frames carry their
+//! checksums.
 
 use std::fmt;
 use std::future::Future;
@@ -16,34 +16,35 @@ use tokio::time::timeout;
 use super::codec::Malformed;
 use super::direct::Shortcut;
 use super::handshake::{
-    Agreement, CHALLENGE_BYTES, Challenge, HELLO_BYTES, Hello, NodeSecret, PROOF_BYTES, VERSION,
+    CHALLENGE_BYTES, Challenge, HELLO_BYTES, Hello, NodeSecret, PROOF_BYTES, SessionKeys, VERSION,
 };
 use super::messages::FRAME_BYTES_MAX;
 
 const MAC_BYTES: usize = 16;
 
-/// So much is read or sent at a time, so that its checksum is computed while it is in the cache.
+/// Number of bytes that are read or sent at a time, so that their checksum is computed while they
+/// are in the cache.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// A side that moves less in a millisecond, 4 MB in a second, is of no use.
+/// Minimum rate of a transfer, in bytes per millisecond: 4 MB per second. Slower peers time out.
 const BYTES_PER_MS_MIN: usize = 4_000;
 
-/// So many pieces of memory go into one call of the system.
+/// Maximum number of memory pieces in one system call.
 const PIECES: usize = 64;
 
-/// Why a connection is of no use any more.
+/// Reason why a connection cannot be used any more.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LinkError {
     /// The network failed, or the peer closed the connection.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// The peer did nothing, or too little, for too long.
+    /// The peer made no progress, or too little, for too long.
     #[error("no data was transferred, or too little, for {0:?}")]
     Stalled(Duration),
-    /// The peer sent what it should not.
+    /// The peer sent an invalid message.
     #[error("{0}")]
     Malformed(#[from] Malformed),
-    /// The peer speaks another version.
+    /// The peer uses another protocol version.
     #[error("the other side uses protocol version {0}, this one version {VERSION}")]
     Version(u16),
     /// The peer does not have the secret.
@@ -57,10 +58,10 @@ pub(super) enum LinkError {
         "the node was used with another list of nodes, other names or weights in it, or another number of copies"
     )]
     OtherList,
-    /// The client asks without having been admitted.
+    /// The client sent a request without having been admitted.
     #[error("the client was not admitted, or the node's membership has changed since")]
     NotAdmitted,
-    /// The peer knows us, and has no place left.
+    /// The peer is authenticated, but the node has no free connections.
     #[error("the node accepts no more connections: raise its --connections-max")]
     Crowded,
 }
@@ -76,7 +77,7 @@ impl Seal {
         Self { key, sequence: 0 }
     }
 
-    /// The code of the next frame.
+    /// MAC of the next frame.
     fn code(&mut self, frame: &[u8]) -> [u8; MAC_BYTES] {
         let mut hasher = blake3::Hasher::new_keyed(&self.key);
         hasher.update(&self.sequence.to_le_bytes()).update(frame);
@@ -93,7 +94,7 @@ impl Seal {
         frame.extend_from_slice(&code);
     }
 
-    /// Checks a whole frame and answers its kind and body.
+    /// Verifies a complete frame and returns its kind and body.
     pub(super) fn open<'a>(&mut self, frame: &'a [u8]) -> Result<(u8, &'a [u8]), Malformed> {
         let at = frame.len().checked_sub(MAC_BYTES).ok_or(Malformed::Short)?;
         let (signed, code) = frame.split_at(at);
@@ -107,20 +108,20 @@ impl Seal {
 }
 
 /// A connection after the handshake.
-pub(super) struct Link {
+pub(super) struct NodeLink {
     stream: TcpStream,
     outgoing: Seal,
     incoming: Seal,
-    /// The frame that is being built or read; kept for its memory.
+    /// Buffer for the frame that is being built or read; kept for reuse.
     frame: Vec<u8>,
-    /// How long the peer may do nothing while it should do something.
+    /// Maximum time without progress while the peer should make some.
     pub(super) stall: Duration,
-    /// The client's way around it.
+    /// RDMA link of the client.
     pub(super) shortcut: Shortcut,
 }
 
-impl Link {
-    /// Proves to a node that we know the secret, and has it prove the same.
+impl NodeLink {
+    /// Authenticates this client to a node, and the node to this client.
     pub(super) async fn greet(
         stream: TcpStream,
         secret: &NodeSecret,
@@ -136,7 +137,7 @@ impl Link {
         if version != VERSION {
             return Err(LinkError::Version(version));
         }
-        let agreement = Agreement::new(secret, &hello, &challenge);
+        let agreement = SessionKeys::new(secret, &hello, &challenge);
         write_all(&stream, agreement.client_proof().as_bytes(), stall).await?;
         let mut proof = [0; PROOF_BYTES];
         match read_exact(&stream, &mut proof, stall).await {
@@ -150,14 +151,15 @@ impl Link {
         Ok(Self::new(stream, Seal::new(outgoing), Seal::new(incoming), stall))
     }
 
-    /// Has a client prove that it knows the secret that `secret_of` answers for its name.
+    /// Authenticates a client by the secret that `secret_of` returns for its name, and this node to
+    /// the client.
     pub(super) async fn welcome(
         stream: TcpStream,
         secret_of: impl FnOnce(&Hello) -> NodeSecret,
         stall: Duration,
     ) -> Result<(Self, Hello), LinkError> {
         stream.set_nodelay(true)?;
-        notice_death(&stream)?;
+        enable_keepalive(&stream)?;
         let mut bytes = [0; HELLO_BYTES];
         read_exact(&stream, &mut bytes, stall).await?;
         let hello = Hello::decode(&bytes)?;
@@ -166,7 +168,7 @@ impl Link {
         if hello.version != VERSION {
             return Err(LinkError::Version(hello.version));
         }
-        let agreement = Agreement::new(&secret_of(&hello), &bytes, &challenge);
+        let agreement = SessionKeys::new(&secret_of(&hello), &bytes, &challenge);
         let mut proof = [0; PROOF_BYTES];
         read_exact(&stream, &mut proof, stall).await?;
         if agreement.client_proof() != blake3::Hash::from_bytes(proof) {
@@ -182,23 +184,23 @@ impl Link {
         Self { stream, outgoing, incoming, frame, stall, shortcut }
     }
 
-    /// How long the transfer of so many bytes may take, however often the peer does something.
+    /// Maximum duration of the transfer of `bytes` bytes, even with steady progress.
     pub(super) fn limit(&self, bytes: usize) -> Duration {
         self.stall + Duration::from_millis((bytes / BYTES_PER_MS_MIN) as u64)
     }
 
-    /// Whether the peer has neither closed the connection nor said something that nobody asked for.
+    /// Returns true if the peer has neither closed the connection nor sent anything unexpected.
     pub(super) fn is_quiet(&self) -> bool {
         let nothing = |error: &io::Error| error.kind() == io::ErrorKind::WouldBlock;
         self.stream.try_read(&mut [0]).is_err_and(|error| nothing(&error))
     }
 
-    /// Waits until the peer says something or goes away.
+    /// Waits until the peer sends something or closes the connection.
     pub(super) async fn wakes(&self) -> io::Result<()> {
         self.stream.readable().await
     }
 
-    /// Sends a frame, and the payloads after it.
+    /// Sends a frame, followed by payloads.
     pub(super) async fn send(
         &mut self,
         kind: u8,
@@ -216,7 +218,7 @@ impl Link {
         sent
     }
 
-    /// Sends payloads that no frame precedes, and answers their checksums.
+    /// Sends payloads without a frame, and returns their checksums.
     pub(super) async fn send_payloads(
         &mut self,
         payloads: &[&[u8]],
@@ -263,7 +265,7 @@ impl Link {
         Ok(())
     }
 
-    /// Waits for a frame and answers its kind and body. It must begin within `patience`.
+    /// Receives a frame and returns its kind and body. It must begin within `patience`.
     pub(super) async fn receive(&mut self, patience: Duration) -> Result<(u8, &[u8]), LinkError> {
         let mut length = [0; 4];
         read_exact(&self.stream, &mut length, patience).await?;
@@ -280,18 +282,18 @@ impl Link {
         Ok(self.incoming.open(&self.frame)?)
     }
 
-    /// Reads payloads into these places, one after the other, and answers their checksums.
+    /// Receives payloads into consecutive targets and returns their checksums.
     pub(super) async fn receive_payloads(
         &mut self,
         targets: &mut [&mut [u8]],
     ) -> Result<Vec<u64>, LinkError> {
-        let mut arrival = Arrival::default();
+        let mut arrival = PayloadProgress::default();
         while !arrival.is_complete(targets) {
             let read = self.stream.try_read_vectored(&mut arrival.next(targets));
             match read {
                 Ok(0) => return Err(closed().into()),
-                // Right after the read they are in the cache.
-                Ok(read) => arrival.came(targets, read),
+                // Directly after the read, the bytes are in the cache.
+                Ok(read) => arrival.received(targets, read),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     let readable = timeout(self.stall, self.stream.readable()).await;
                     readable.map_err(|_| LinkError::Stalled(self.stall))??;
@@ -303,28 +305,28 @@ impl Link {
     }
 }
 
-impl fmt::Debug for Link {
+impl fmt::Debug for NodeLink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Link {:?}", self.stream)
     }
 }
 
-/// How far payloads have come.
-struct Arrival {
-    /// Of those that are complete.
+/// Progress of the reception of payloads.
+struct PayloadProgress {
+    /// Checksums of complete payloads.
     checksums: Vec<u64>,
-    /// How much of the next one is there, and its checksum so far.
+    /// Bytes received of the next payload, and their checksum.
     at: usize,
     digest: Digest,
 }
 
-impl Default for Arrival {
+impl Default for PayloadProgress {
     fn default() -> Self {
         Self { checksums: Vec::new(), at: 0, digest: Digest::new(CrcAlgorithm::Crc64Nvme) }
     }
 }
 
-impl Arrival {
+impl PayloadProgress {
     fn is_complete(&mut self, targets: &[&mut [u8]]) -> bool {
         while targets.get(self.checksums.len()).is_some_and(|target| target.len() == self.at) {
             let digest = std::mem::replace(&mut self.digest, Digest::new(CrcAlgorithm::Crc64Nvme));
@@ -334,7 +336,7 @@ impl Arrival {
         self.checksums.len() == targets.len()
     }
 
-    /// Where the next bytes go.
+    /// Memory for the next bytes.
     fn next<'a>(&self, targets: &'a mut [&mut [u8]]) -> SmallVec<[IoSliceMut<'a>; 8]> {
         let mut left = PIECE_BYTES;
         let mut pieces = SmallVec::new();
@@ -351,8 +353,8 @@ impl Arrival {
         pieces
     }
 
-    /// So many bytes have come.
-    fn came(&mut self, targets: &[&mut [u8]], mut bytes: usize) {
+    /// Accounts for `bytes` received bytes.
+    fn received(&mut self, targets: &[&mut [u8]], mut bytes: usize) {
         while bytes > 0 && !self.is_complete(targets) {
             let target = &targets[self.checksums.len()];
             let end = target.len().min(self.at + bytes);
@@ -363,7 +365,7 @@ impl Arrival {
     }
 }
 
-/// Gives a part of a call up when it has not ended in time, even if something comes now and then.
+/// Aborts a part of a call after `limit`, even if it makes progress.
 pub(super) async fn in_time<T>(
     limit: Duration,
     part: impl Future<Output = Result<T, LinkError>>,
@@ -375,8 +377,8 @@ fn closed() -> io::Error {
     io::Error::new(io::ErrorKind::UnexpectedEof, "the other side closed the connection")
 }
 
-/// Has the system find out whether the peer's machine is still there while nothing is said.
-fn notice_death(stream: &TcpStream) -> io::Result<()> {
+/// Enables TCP keep-alive, to detect the failure of the peer's machine on an idle connection.
+fn enable_keepalive(stream: &TcpStream) -> io::Result<()> {
     use rustix::net::sockopt;
     sockopt::set_socket_keepalive(stream, true)?;
     sockopt::set_tcp_keepidle(stream, Duration::from_secs(30))?;

@@ -1,8 +1,8 @@
-//! Membership of nodes in a store: what a node knows about the list of nodes that its objects were placed by.
+//! Membership of a node in a store: the list of nodes by which its objects were placed.
 //!
-//! Clients place objects by their own lists, so a node is asked for what it never had as soon as a list differs. A
-//! node therefore remembers its seat: a digest of the list and of its own name in it. It serves only clients with the
-//! same seat. `roll.rs` is the client's part.
+//! Clients place objects by their own lists. With a different list, a client would ask a node for
+//! objects that it never had. A node therefore records its seat: a digest of the list and of its
+//! own name in it. It serves only clients with the same seat. `roll.rs` is the client's part.
 
 use std::fmt::{self, Write as _};
 use std::fs::{self, File};
@@ -18,7 +18,7 @@ use terrace_l3::StoreError;
 
 const MARK_BYTES: usize = 16;
 
-/// A random number or digest that tells nodes, seats and stores apart.
+/// A random number or digest that identifies a node, a seat or a store.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Mark(pub [u8; MARK_BYTES]);
 
@@ -59,27 +59,28 @@ impl Serialize for Mark {
 /// The store that a node belongs to, and its place there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Membership {
-    /// Which store: a digest of what its first nodes drew.
+    /// Id of the store: a digest of the births of its first nodes.
     pub store: Mark,
     /// Digest of the list of nodes, with the node's own name in it.
     pub seat: Mark,
-    /// Digest of the addresses in the list. A node without a disk is only taken for one that was started again if
-    /// it is where it was.
+    /// Digest of the addresses in the list. A node without a disk counts as restarted only if its
+    /// address is unchanged.
     pub addresses: Mark,
 }
 
-/// What a node says about itself when a client enters.
+/// Status that a node reports when a client enters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Standing {
-    /// Drawn at random when the node began with nothing.
+    /// Random number drawn when the node started empty.
     pub birth: Mark,
-    /// Whether objects and membership survive a restart of the node.
+    /// True if objects and membership survive a restart of the node.
     pub is_durable: bool,
-    /// `None` until a client makes it a member.
+    /// `None` until a client makes the node a member.
     pub member: Option<Membership>,
 }
 
-/// The seats of all nodes of a list, in its order. Addresses do not count: a node that moves keeps its seat.
+/// Seats of all nodes of a list, in its order. Addresses do not count: a node that moves keeps its
+/// seat.
 pub(super) fn seats(config: &NodesConfig) -> Vec<Mark> {
     let mut nodes: Vec<_> = config.nodes.iter().collect();
     nodes.sort_by(|a, b| a.name.cmp(&b.name));
@@ -93,7 +94,7 @@ pub(super) fn seats(config: &NodesConfig) -> Vec<Mark> {
     config.nodes.iter().map(|node| seat(&node.name)).collect()
 }
 
-/// What tells lists apart that have the same seats at other addresses.
+/// Digest that distinguishes lists with the same seats at other addresses.
 pub(super) fn addresses(config: &NodesConfig) -> Mark {
     let mut nodes: Vec<_> = config.nodes.iter().collect();
     nodes.sort_by(|a, b| a.name.cmp(&b.name));
@@ -104,7 +105,7 @@ pub(super) fn addresses(config: &NodesConfig) -> Mark {
     Mark::of(&list)
 }
 
-/// The store that nodes found together which began with nothing, given what they drew in the order of their names.
+/// Id of the store that empty nodes found together, from their births in the order of their names.
 pub(super) fn founded_by(births: impl IntoIterator<Item = Mark>) -> Mark {
     let mut hasher = blake3::Hasher::new_derive_key("terrace node 3: store");
     for birth in births {
@@ -113,17 +114,17 @@ pub(super) fn founded_by(births: impl IntoIterator<Item = Mark>) -> Mark {
     Mark::of(&hasher)
 }
 
-/// A node's memory of its membership.
+/// Record of a node's membership.
 #[derive(Debug)]
 pub(super) struct Member {
-    /// Where it survives restarts, if it does.
+    /// File that survives restarts, if any.
     file: Option<PathBuf>,
     standing: Mutex<Standing>,
-    /// Held by the one change at a time.
+    /// Held by the change in progress; one at a time.
     changing: tokio::sync::Mutex<()>,
 }
 
-/// What a client was admitted with.
+/// State of the membership when a client was admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Admission {
     seat: Mark,
@@ -131,10 +132,10 @@ pub(super) struct Admission {
 }
 
 impl Member {
-    /// Reads what is remembered in `folder`; a node that remembers nothing begins with nothing.
+    /// Reads the record in `folder`; a node without a record starts empty.
     ///
     /// # Errors
-    /// When the file cannot be read, understood or written.
+    /// If the file cannot be read, parsed or written.
     pub(super) fn open(folder: Option<&Path>) -> io::Result<Self> {
         let file = folder.map(|folder| folder.join("membership"));
         let read = file.as_ref().map_or(Ok(None), |file| match fs::read_to_string(file) {
@@ -163,12 +164,12 @@ impl Member {
         *self.standing.lock()
     }
 
-    /// What a client that has this seat in its list is admitted with.
+    /// Admission of a client that has this seat in its list.
     pub(super) fn admission(&self, seat: Mark) -> Admission {
         Admission { seat, store: self.standing().member.map(|member| member.store) }
     }
 
-    /// Whether one who was admitted still may ask.
+    /// Returns true while an admission is still valid.
     pub(super) fn admits(&self, admission: Admission) -> bool {
         self.standing().member.is_none_or(|member| {
             let Admission { seat, store } = admission;
@@ -176,10 +177,10 @@ impl Member {
         })
     }
 
-    /// Makes the node a member. One that is a member already stays what it is, unless this `replaces` that.
+    /// Makes the node a member. An existing membership is kept, unless `replaces` is set.
     ///
     /// # Errors
-    /// When it cannot be remembered.
+    /// If the record cannot be written.
     pub(super) async fn join(
         &self,
         membership: Membership,
@@ -222,7 +223,7 @@ fn read(text: &str) -> Option<Standing> {
     lines.next().is_none().then_some(Standing { birth, is_durable: true, member })
 }
 
-/// Replaces the file by one that is durable.
+/// Replaces the file durably.
 fn write(path: &Path, standing: &Standing) -> io::Result<()> {
     let Standing { birth, member, .. } = standing;
     let mut text = format!("{TITLE}\nbirth {birth}\n");
@@ -266,7 +267,7 @@ mod tests {
 
     /// Nodes and clients of other builds of this version agree.
     #[test]
-    fn seats_and_stores_are_what_they_always_were() {
+    fn seats_and_stores_are_stable() {
         let seats = seats(&config("a=h:1,b=h:2*2"));
         assert_eq!(seats[1].to_string(), "437e93e85a4494fa91f9e43accbd79fa");
         assert_eq!(
@@ -300,7 +301,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_has_another_seat_or_another_store_is_not_admitted() {
+    async fn other_seats_and_other_stores_are_not_admitted() {
         let node = Member::open(None).unwrap();
         let (seat, store) = (Mark([1; 16]), Mark([2; 16]));
         let early = node.admission(seat);

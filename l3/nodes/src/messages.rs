@@ -1,4 +1,4 @@
-//! What clients ask and nodes answer. `NODE-WIRE.md` draws the bytes.
+//! Requests of clients and answers of nodes. `NODE-WIRE.md` draws the bytes.
 
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -11,211 +11,213 @@ use terrace_l3::{
     Results, Served, StoreError, Stored,
 };
 
-/// The longest body of a frame.
+/// Maximum size of the body of a frame.
 pub const FRAME_BYTES_MAX: usize = 1 << 20;
 
-/// The most objects that one message is about.
+/// Maximum number of objects in one message.
 pub const IDS_MAX: usize = 4096;
 
-/// The most owners that one connection stands for.
+/// Maximum number of owners per connection.
 pub(crate) const OWNERS_MAX: usize = 1024;
 
 /// An object and the length of its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Item {
-    /// Its name.
+    /// Id of the object.
     pub id: ObjectId,
-    /// Its length in bytes.
+    /// Length of its payload in bytes.
     pub length: u64,
-    /// What an object that is offered is the KV of. What is asked for has none: the client checks it.
+    /// Prefix that an offered object is the KV of. Requested objects have none: the client verifies
+    /// it.
     pub prefix: Option<PrefixDigest>,
 }
 
-/// The length of an end of a link for RDMA, as its sides tell it to each other.
+/// Length of the address of one end of an RDMA link, as the sides exchange it.
 pub const LINK_BYTES: usize = 32;
 
-/// Where a payload can be read from by RDMA.
+/// Location from which a payload can be read by RDMA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Afar {
-    /// Its address in the memory of whoever has it.
+    /// Address in the memory of the side that has the payload.
     pub address: u64,
-    /// What that memory is registered as.
+    /// Registration key of that memory.
     pub key: u32,
 }
 
-/// What a client says.
+/// A request of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// Which of these are there?
+    /// Look up objects.
     Exists {
-        /// How to look.
+        /// Options of the lookup.
         options: ExistsOptions,
-        /// For what.
+        /// Objects to look up.
         ids: Vec<ObjectId>,
     },
-    /// Send these.
+    /// Send objects.
     Get {
-        /// How long to wait for promotions.
+        /// Maximum wait for promotions.
         promotion_wait: Option<Duration>,
-        /// What, and how long each must be.
+        /// Objects, each with its required length.
         wanted: Vec<Item>,
     },
-    /// I could send these.
+    /// Offer objects.
     Put {
-        /// How to store them.
+        /// Options of the put.
         options: PutOptions,
-        /// What they are.
+        /// Offered objects.
         offers: Vec<Item>,
     },
-    /// These are the checksums of the payloads that were sent before.
+    /// Checksums of the payloads that were sent before.
     Checksums(Vec<u64>),
-    /// Protect these.
+    /// Pin objects.
     Pin {
-        /// How.
+        /// The pin.
         pin: Pin,
-        /// Which.
+        /// Objects to pin.
         ids: Vec<ObjectId>,
     },
-    /// Take back these pins.
+    /// Unpin objects.
     Unpin {
-        /// Which kind.
+        /// The pin.
         pin: Pin,
-        /// Which.
+        /// Objects to unpin.
         ids: Vec<ObjectId>,
     },
-    /// Remove these.
+    /// Remove objects.
     Remove {
-        /// How insistently.
+        /// Strength of the removal.
         removal: Removal,
-        /// Which.
+        /// Objects to remove.
         ids: Vec<ObjectId>,
     },
-    /// These did not verify here: look at them, and remove them if they are damaged.
+    /// Verify objects that the client could not verify, and remove damaged ones.
     Suspect(Vec<ObjectId>),
     /// Make everything durable.
     Flush,
-    /// Are you there?
+    /// Ping.
     Ping,
-    /// I stand for these owners: their pins count as long as the connection lasts.
+    /// Register owners as connected: their pins last while the connection does.
     Owners(Vec<Owner>),
-    /// This is my end of a link for RDMA.
+    /// Address of the client's end of an RDMA link.
     Link([u8; LINK_BYTES]),
-    /// Lend me these, to be read over the link.
+    /// Lend objects, which the client reads over the link.
     Lend {
-        /// How long to wait for promotions.
+        /// Maximum wait for promotions.
         promotion_wait: Option<Duration>,
-        /// What, and how long each must be.
+        /// Objects, each with its required length.
         wanted: Vec<Item>,
     },
-    /// I have read what was lent.
+    /// The client has read the lent objects.
     Taken,
-    /// You could read these over the link.
+    /// Offer objects, which the node reads over the link.
     Fetch {
-        /// How to store them.
+        /// Options of the put.
         options: PutOptions,
-        /// What they are.
+        /// Offered objects.
         offers: Vec<Item>,
     },
-    /// These are the checksums of the payloads that are wanted, and where they are.
+    /// Checksums and locations of the payloads that the node wants.
     Places(Vec<(u64, Afar)>),
-    /// This is your seat in my list of nodes. It comes before all other requests.
+    /// Enter with the node's seat in the client's list. Precedes all other requests.
     Enter {
         /// The seat.
         seat: Mark,
-        /// What to become a member of.
+        /// Store to join, if any.
         joins: Option<Joining>,
     },
 }
 
-/// How a node becomes a member of a store.
+/// Request that a node become a member of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Joining {
-    /// Which store.
+    /// Id of the store.
     pub store: Mark,
-    /// Where the nodes of the list are.
+    /// Digest of the addresses of the nodes in the list.
     pub addresses: Mark,
-    /// Even if it is a member already, of this store or another one.
+    /// Replace an existing membership, of this or another store.
     pub replaces: bool,
 }
 
-/// What becomes of an object that was asked for.
+/// Answer for a requested object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Parcel {
-    /// Its payload follows the message.
+    /// The payload follows the message.
     Follows {
-        /// The header that the payload must fit.
+        /// Header that the payload must match.
         header: [u8; HEADER_BYTES],
-        /// Where it comes from.
+        /// Tier that the payload comes from.
         served: Served,
     },
-    /// Ask again: the node could not lend so many at once.
+    /// Request it again: the node could not lend as many at once.
     Later,
-    /// It cannot be had.
+    /// It cannot be read.
     Failed(StoreError),
 }
 
-/// What becomes of an object that was offered.
+/// Answer for an offered object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Offer {
-    /// Send its payload.
+    /// Send the payload.
     Wanted,
-    /// The same object is there already.
+    /// The same object is present.
     There,
-    /// Offer it again: the node could not take so many at once.
+    /// Offer it again: the node could not accept as many at once.
     Later,
     /// It cannot be stored.
     Failed(StoreError),
 }
 
-/// What a node says.
+/// Answer of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// The first message: what the node takes.
+    /// First message: limits of the node.
     Welcome {
-        /// The largest object.
+        /// Maximum object size.
         object_bytes_max: u64,
     },
-    /// To [`Request::Exists`].
+    /// Answer to [`Request::Exists`].
     Presences(Results<Presence>),
-    /// To [`Request::Get`]; payloads follow.
+    /// Answer to [`Request::Get`]; payloads follow.
     Parcels(Vec<Parcel>),
-    /// To [`Request::Put`]; payloads are expected.
+    /// Answer to [`Request::Put`]; payloads are expected.
     Offers(Vec<Offer>),
-    /// To [`Request::Checksums`].
+    /// Answer to [`Request::Checksums`].
     Stored(Results<Stored>),
-    /// To [`Request::Link`]: the node's end, if it has one. To [`Request::Places`]: they cannot be read.
+    /// Answer to [`Request::Link`]: the node's end, if it has one. Answer to [`Request::Places`]:
+    /// the payloads cannot be read.
     Linked(Option<[u8; LINK_BYTES]>),
-    /// To [`Request::Lend`]; of those that would follow, where they can be read.
+    /// Answer to [`Request::Lend`], with the locations of the payloads that would follow.
     Lent(Vec<Parcel>, Vec<Afar>),
-    /// To [`Request::Enter`]: what the node is from now on.
+    /// Answer to [`Request::Enter`]: the resulting standing of the node.
     Entered(Result<Standing, StoreError>),
-    /// To everything else.
+    /// Answer to all other requests.
     Done(Results<()>),
 }
 
-/// Figures about a node's store that every answer carries.
+/// Statistics of a node's store that every answer carries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Gauges {
-    /// Counts the answers of the node, so that the latest figures are known.
+    /// Number of the answer, to find the latest statistics.
     pub stamp: u64,
     /// In the order of `NODE-WIRE.md`.
     pub values: [u64; GAUGES],
 }
 
-/// How many figures there are.
+/// Number of values.
 pub const GAUGES: usize = 15;
 
-/// An answer with the node's figures.
+/// An answer with the node's statistics.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// The figures.
+    /// The statistics.
     pub gauges: Gauges,
     /// The answer.
     pub answer: Answer,
 }
 
 impl Request {
-    /// The number that says which request a frame holds.
+    /// Kind of the request's frame.
     #[must_use]
     pub fn kind(&self) -> u8 {
         match self {
@@ -306,10 +308,10 @@ impl Request {
         }
     }
 
-    /// Reads the body of a frame of that kind.
+    /// Decodes the body of a frame of this kind.
     ///
     /// # Errors
-    /// When it is not one.
+    /// If it is malformed.
     pub fn decode(kind: u8, body: &[u8]) -> Result<Self, Malformed> {
         let mut reader = Reader::new(body);
         let request = match kind {
@@ -323,7 +325,10 @@ impl Request {
                 let waits = flags(&mut reader, "whether to wait", 1)? != 0;
                 let wait = reader.microseconds()?;
                 if !waits && !wait.is_zero() {
-                    return Err(Malformed::Unknown { field: "a time that nobody waits", value: 1 });
+                    return Err(Malformed::Unknown {
+                        field: "a promotion wait without its flag",
+                        value: 1,
+                    });
                 }
                 let promotion_wait = waits.then_some(wait);
                 let wanted = read_items(&mut reader)?;
@@ -396,11 +401,11 @@ impl Request {
     }
 }
 
-/// Says "ask again" where a result is expected.
+/// Result code for "request again".
 const LATER: u8 = 255;
 
 impl Reply {
-    /// The number that says which answer a frame holds.
+    /// Kind of the answer's frame.
     #[must_use]
     pub fn kind(&self) -> u8 {
         match &self.answer {
@@ -462,10 +467,10 @@ impl Reply {
         }
     }
 
-    /// Reads the body of a frame of that kind.
+    /// Decodes the body of a frame of this kind.
     ///
     /// # Errors
-    /// When it is not one.
+    /// If it is malformed.
     pub fn decode(kind: u8, body: &[u8]) -> Result<Self, Malformed> {
         let mut reader = Reader::new(body);
         let mut gauges = Gauges { stamp: reader.u64()?, ..Gauges::default() };
@@ -625,7 +630,7 @@ fn read_items(reader: &mut Reader<'_>) -> Result<Vec<Item>, Malformed> {
     reader.list(ObjectId::BYTES + 8, IDS_MAX, entry)
 }
 
-/// What no digest is, so that it stands for none.
+/// Stands for no prefix: no digest has this value.
 const NO_PREFIX: [u8; PrefixDigest::BYTES] = [0; PrefixDigest::BYTES];
 
 fn write_prefix(writer: &mut Writer<'_>, prefix: Option<PrefixDigest>) {
@@ -642,7 +647,7 @@ fn read_prefix(reader: &mut Reader<'_>, id: &ObjectId) -> Result<Option<PrefixDi
     }
 }
 
-/// A byte of which only the bits in `known` may be set.
+/// Reads a byte in which only the bits of `known` may be set.
 fn flags(reader: &mut Reader<'_>, field: &'static str, known: u8) -> Result<u8, Malformed> {
     let value = reader.u8()?;
     if value & !known == 0 { Ok(value) } else { Err(Malformed::Unknown { field, value }) }

@@ -1,9 +1,9 @@
-//! One node as a client sees it: its connections, and whether it answers at all.
+//! A node as a client sees it: its connections, and whether it answers.
 //!
-//! A node that fails a call is away from then on: calls about its share end at once, and a task in the
-//! background tries to reach it until it answers. So a dead node costs a bounded time once and then
-//! nothing. One that only takes too long over a call may be well and busy: if it welcomes a new connection
-//! it stays, unless that happens again and again.
+//! A node that fails a call is away from then on: calls for its share end at once, and a background
+//! task retries the connection until it answers. So a dead node costs a bounded time once, and then
+//! nothing. A node that only takes too long for a call may be healthy and busy: if it accepts a new
+//! connection it stays, unless that happens repeatedly.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -21,78 +21,79 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use super::codec::Malformed;
 use super::config::{NodeAddress, NodesConfig};
 use super::direct::{Adapter, Direct, Shortcut};
-use super::door::SparingWarning;
 use super::handshake::Hello;
-use super::link::{Link, LinkError, in_time};
+use super::handshake_gate::RateLimitedWarning;
+use super::link::{LinkError, NodeLink, in_time};
 use super::membership::Mark;
 use super::messages::{Answer, Gauges, Joining, Reply, Request};
-use super::roll::Roll;
+use super::roll::MembershipView;
 use terrace_l3::{Figure, Owner, Presence, Results, StoreError};
 
 #[derive(Debug)]
 pub(super) struct Peer {
-    /// Its place in the list.
+    /// Index in the list.
     number: usize,
     pub(super) node: NodeAddress,
     pub(super) config: Arc<NodesConfig>,
-    roll: Arc<Roll>,
+    roll: Arc<MembershipView>,
     instance: [u8; 16],
-    /// Whom this process stands for.
+    /// Owners that this process is connected for.
     owners: Arc<Mutex<BTreeSet<Owner>>>,
-    /// Connections that nobody uses at the moment.
-    idle: Mutex<Vec<Link>>,
-    /// Told of each that comes back there.
+    /// Unused connections.
+    idle: Mutex<Vec<NodeLink>>,
+    /// Notified when a connection is returned to `idle`.
     returned: Notify,
-    /// Connections that somebody uses.
+    /// Number of connections in use.
     used: AtomicUsize,
-    /// For transfers, and apart from them for everything else, so that a question does not wait for
-    /// bytes.
+    /// Permits for transfers, and separate ones for all other calls, so that a lookup does not wait
+    /// for payloads.
     transfers: Semaphore,
     questions: Semaphore,
-    /// Counts how often the node went away and came back: it is away while this is odd. A call that
-    /// began before the last of these turns says nothing about the node as it is now.
+    /// Number of times that the node went away or came back: it is away while this is odd. A call
+    /// that began before the last change says nothing about the present state.
     turns: AtomicU64,
     closed: AtomicBool,
     failures: AtomicU64,
-    /// Calls since the last one that ended well which were not answered in time.
+    /// Calls that timed out since the last one that succeeded.
     late: AtomicU32,
-    /// When it last welcomed somebody who doubted that it is there. They ask one after the other.
+    /// Time of the last successful check that the node is up after a timeout. Checks run one at a
+    /// time.
     seen: tokio::sync::Mutex<Option<Instant>>,
-    /// The largest object that it takes, once it has said so.
+    /// Maximum object size of the node, once it is known.
     object_bytes_max: AtomicU64,
     latest: Mutex<Gauges>,
     adapter: Option<Adapter>,
-    /// Until when payloads go by TCP because a link has failed.
+    /// Time until which payloads use TCP because a link has failed.
     by_tcp_until: Mutex<Option<Instant>>,
-    /// Failures of the node's store.
-    complaints: SparingWarning,
+    /// Warnings about failures of the node's store.
+    complaints: RateLimitedWarning,
     direct_bytes: AtomicU64,
 }
 
-/// The node did not answer, or not in time.
+/// The node did not answer in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Away;
 
-/// What a connection is for.
+/// Purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     Question,
     Transfer,
 }
 
-/// A connection for one call. If the call succeeds it is put back, otherwise it is closed.
-pub(super) struct Call<'a> {
+/// A connection for one call. It is kept if the call succeeds, and closed otherwise.
+pub(super) struct PeerCall<'a> {
     pub(super) peer: &'a Arc<Peer>,
-    pub(super) link: Link,
-    /// It was used before, so it may have been closed meanwhile.
+    pub(super) link: NodeLink,
+    /// The connection was used before, so it may have been closed meanwhile.
     is_used: bool,
-    /// The node's turns when it began.
+    /// Value of `turns` at the start.
     began: u64,
     _use: Use<'a>,
     _permit: SemaphorePermit<'a>,
 }
 
-/// Counts a connection while somebody uses it.
+/// Counts a connection as used until this is dropped.
 struct Use<'a>(&'a AtomicUsize);
 
 impl<'a> Use<'a> {
@@ -108,31 +109,31 @@ impl Drop for Use<'_> {
     }
 }
 
-/// What a client knows about a node.
+/// Status of a node, as a client knows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PeerStats {
-    /// Its name.
+    /// Name of the node.
     pub name: String,
-    /// Whether it answers.
+    /// True if it answers.
     pub is_up: bool,
-    /// Whether it is known to be used with this list of nodes.
+    /// True if it is known to be used with this list of nodes.
     pub is_member: bool,
-    /// Times that it failed to.
+    /// Times that it failed to answer.
     pub failures: u64,
-    /// Objects that it has.
+    /// Objects on the node.
     pub objects: u64,
-    /// Their payload.
+    /// Payload of these objects.
     pub bytes: u64,
-    /// What it could hold.
+    /// Payload that the node can hold.
     pub capacity_bytes: u64,
-    /// The largest object that it takes; 0 until it has been reached.
+    /// Maximum object size; 0 until the node has been reached.
     pub object_bytes_max: u64,
-    /// Payload that went by RDMA.
+    /// Payload transferred by RDMA.
     pub direct_bytes: u64,
 }
 
 impl PeerStats {
-    /// What is known about each node, for whoever collects metrics.
+    /// Metrics of each node.
     #[must_use]
     pub fn figures(peers: &[Self]) -> Vec<Figure> {
         let each = |figure: fn(&Self) -> u64| {
@@ -170,7 +171,7 @@ impl Peer {
     pub(super) fn new(
         number: usize,
         config: Arc<NodesConfig>,
-        roll: Arc<Roll>,
+        roll: Arc<MembershipView>,
         instance: [u8; 16],
         owners: Arc<Mutex<BTreeSet<Owner>>>,
         adapter: Option<Adapter>,
@@ -196,13 +197,13 @@ impl Peer {
             latest: Mutex::default(),
             adapter,
             by_tcp_until: Mutex::default(),
-            complaints: SparingWarning::default(),
+            complaints: RateLimitedWarning::default(),
             direct_bytes: AtomicU64::new(0),
         }
     }
 
-    /// A connection, if the node is there.
-    pub(super) async fn call(self: &Arc<Self>, purpose: Purpose) -> Result<Call<'_>, Away> {
+    /// Takes or opens a connection, if the node is not away.
+    pub(super) async fn call(self: &Arc<Self>, purpose: Purpose) -> Result<PeerCall<'_>, Away> {
         if self.is_away() {
             return Err(Away);
         }
@@ -212,11 +213,11 @@ impl Peer {
         };
         let permit = places.acquire().await.map_err(|_| Away)?;
         let began = self.turns.load(Ordering::Acquire);
-        // It may have gone while we waited.
+        // It may have gone away during the wait.
         if self.is_away() {
             return Err(Away);
         }
-        let call = |link, is_used| Call {
+        let call = |link, is_used| PeerCall {
             peer: self,
             link,
             is_used,
@@ -230,7 +231,7 @@ impl Peer {
         }
         match self.connect().await {
             Ok(link) => Ok(call(link, false)),
-            // The node is well: one of the connections that there are will do.
+            // The node is healthy: wait for one of the existing connections.
             Err(LinkError::Crowded) => match self.wait_for_idle(until).await {
                 Some(link) => Ok(call(link, true)),
                 None if self.used.load(Ordering::Acquire) > 0 => Err(Away),
@@ -240,7 +241,7 @@ impl Peer {
         }
     }
 
-    /// Asks a question: all may be asked twice.
+    /// Sends a request that may be repeated.
     pub(super) async fn ask(
         self: &Arc<Self>,
         request: &Request,
@@ -261,7 +262,7 @@ impl Peer {
         }
     }
 
-    /// A question that is answered for each object, or with nothing.
+    /// Sends a request that is answered with one result per object, or not at all.
     pub(super) async fn change(
         self: &Arc<Self>,
         request: Request,
@@ -270,12 +271,12 @@ impl Peer {
     ) -> Results<()> {
         match self.ask(&request, limit_ms).await {
             Ok(Answer::Done(results)) if results.len() == objects => results,
-            Ok(_) => vec![Err(self.nonsense()); objects],
+            Ok(_) => vec![Err(self.unexpected_answer()); objects],
             Err(Away) => vec![Err(StoreError::HolderAway); objects],
         }
     }
 
-    /// Has the node say what it is, and makes it a member of a store if there is one to join.
+    /// Asks the node for its standing, and makes it a member of `store` if one is given.
     pub(super) async fn enter(self: &Arc<Self>, store: Option<Mark>) {
         let addresses = self.roll.addresses();
         let joins = store.map(|store| Joining { store, addresses, replaces: false });
@@ -283,14 +284,15 @@ impl Peer {
         match self.ask(&request, self.config.control_timeout_ms).await {
             Ok(Answer::Entered(Ok(standing))) => self.roll.note(self.number, standing),
             Ok(Answer::Entered(Err(error))) => self.roll.note_refusal(self.number, &error),
-            Ok(_) => drop(self.nonsense()),
+            Ok(_) => drop(self.unexpected_answer()),
             Err(Away) => {}
         }
     }
 
-    /// What an error of the node's store about one object says to those who use all nodes: what a node cannot tell
-    /// or do is unknown, and no reason to leave the other nodes alone. Nor is an object that it has not got known to
-    /// be nowhere, unless it is known to be where this client's list has it.
+    /// Converts an error of the node's store about one object for users of all nodes. An operation
+    /// that failed on the node leaves the object's state unknown, and does not count against the
+    /// other nodes. A missing object may be elsewhere, unless the node is confirmed as its holder
+    /// in this client's list.
     pub(super) fn judge<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {
         match result {
             Err(error) if error.is_unwell() || error == StoreError::Closed => {
@@ -304,7 +306,7 @@ impl Peer {
         }
     }
 
-    /// The same about what was asked for without being read.
+    /// Like [`Peer::judge`], for lookups.
     pub(super) fn judge_presence(
         &self,
         found: Result<Presence, StoreError>,
@@ -317,15 +319,15 @@ impl Peer {
         }
     }
 
-    /// The node answered something else than it was asked.
-    pub(super) fn nonsense(self: &Arc<Self>) -> StoreError {
+    /// Handles an answer that does not match the request.
+    pub(super) fn unexpected_answer(self: &Arc<Self>) -> StoreError {
         let now = self.turns.load(Ordering::Acquire);
         self.failed(now, &LinkError::Malformed(Malformed::Kind(0)));
         StoreError::HolderAway
     }
 
-    /// The node is away, until somebody reaches it again; unless that has happened since the call
-    /// began, or it was away then.
+    /// Marks the node as away until it is reached again, unless its state has changed since the
+    /// call began.
     fn failed(self: &Arc<Self>, began: u64, error: &LinkError) -> Away {
         self.failures.fetch_add(1, Ordering::Relaxed);
         let (done, not_done) = (Ordering::AcqRel, Ordering::Acquire);
@@ -344,9 +346,9 @@ impl Peer {
         Away
     }
 
-    /// Whether a node that was late with an answer is there all the same.
+    /// Checks whether a node that timed out is up.
     async fn is_only_late(&self) -> bool {
-        /// Whoever is late so often is of no use.
+        /// Number of consecutive timeouts at which a node counts as away.
         const LATE_MAX: u32 = 8;
         let doubted = Instant::now();
         if self.late.fetch_add(1, Ordering::Relaxed) >= LATE_MAX {
@@ -365,7 +367,7 @@ impl Peer {
         true
     }
 
-    /// Closes all connections and makes no more.
+    /// Closes all connections and opens no more.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::Release);
         self.idle.lock().clear();
@@ -402,8 +404,8 @@ impl Peer {
         self.direct_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// A link has failed while the node may be well: for a while, payloads go by TCP.
-    pub(super) fn distrust_direct(&self, error: &str) {
+    /// Uses TCP for payloads for a while, since a link has failed although the node may be healthy.
+    pub(super) fn suspend_direct(&self, error: &str) {
         /// Long enough that a network in which links always fail costs little.
         const FOR: Duration = Duration::from_secs(30);
         let until = self.by_tcp_until.lock().replace(Instant::now() + FOR);
@@ -413,19 +415,20 @@ impl Peer {
         }
     }
 
-    fn trusts_direct(&self) -> bool {
+    fn may_use_direct(&self) -> bool {
         self.by_tcp_until.lock().is_none_or(|until| until < Instant::now())
     }
 
-    /// Connects and waits to be welcomed.
-    async fn connect(&self) -> Result<Link, LinkError> {
+    /// Connects and waits for the welcome.
+    async fn connect(&self) -> Result<NodeLink, LinkError> {
         let limit = Duration::from_millis(self.config.connect_timeout_ms);
         let hello = Hello::new(&self.config.name, self.instance)?;
         let connect = async {
             let stream = TcpStream::connect(&self.node.address).await?;
-            let mut link = Link::greet(stream, &self.config.secret, &hello, limit).await?;
+            let mut link = NodeLink::greet(stream, &self.config.secret, &hello, limit).await?;
             let (kind, body) = match link.receive(limit).await {
-                // Whoever is known is welcomed or, without a word, sent away.
+                // A node that has authenticated the client either welcomes it or closes the
+                // connection.
                 Err(LinkError::Io(_)) => return Err(LinkError::Crowded),
                 received => received?,
             };
@@ -433,7 +436,7 @@ impl Peer {
             match answer {
                 Answer::Welcome { object_bytes_max } => {
                     self.object_bytes_max.store(object_bytes_max, Ordering::Relaxed);
-                    // A node that was started again counts its answers from 0.
+                    // A restarted node counts its answers from 0.
                     *self.latest.lock() = gauges;
                 }
                 _ => return Err(Malformed::Kind(kind).into()),
@@ -462,8 +465,8 @@ impl Peer {
         timeout(limit, connect).await.map_err(|_| LinkError::Stalled(limit))?
     }
 
-    /// A connection that is still good, as far as one can see.
-    fn take_idle(&self) -> Option<Link> {
+    /// Takes an idle connection that is not known to be closed.
+    fn take_idle(&self) -> Option<NodeLink> {
         let mut idle = self.idle.lock();
         while let Some(link) = idle.pop() {
             if link.is_quiet() {
@@ -473,12 +476,13 @@ impl Peer {
         None
     }
 
-    /// A connection that somebody else has ended to use, if anybody does.
-    async fn wait_for_idle(&self, until: Instant) -> Option<Link> {
+    /// Waits for a connection that another call returns, as long as there are any.
+    async fn wait_for_idle(&self, until: Instant) -> Option<NodeLink> {
         loop {
             let mut returned = pin!(self.returned.notified());
             returned.as_mut().enable();
-            // Looked at first: whoever ends puts the connection back before.
+            // Read before checking `idle`: a call returns its connection before it is no longer
+            // counted.
             let used = self.used.load(Ordering::Acquire);
             if let Some(link) = self.take_idle() {
                 return Some(link);
@@ -490,7 +494,7 @@ impl Peer {
         }
     }
 
-    /// Answers overtake each other; the latest figures count.
+    /// Answers overtake each other; the latest statistics count.
     fn note(&self, gauges: Gauges) {
         let mut latest = self.latest.lock();
         if gauges.stamp >= latest.stamp {
@@ -499,7 +503,7 @@ impl Peer {
     }
 }
 
-impl Call<'_> {
+impl PeerCall<'_> {
     pub(super) async fn send(&mut self, request: &Request) -> Result<(), LinkError> {
         self.link.send(request.kind(), |body| request.encode(body), &[]).await
     }
@@ -520,12 +524,12 @@ impl Call<'_> {
         self.receive(patience).await
     }
 
-    /// The link that goes with the connection, if both sides have an adapter.
+    /// RDMA link of the connection, if both sides have an adapter.
     pub(super) async fn direct(
         &mut self,
         patience: Duration,
     ) -> Result<Option<Arc<Direct>>, LinkError> {
-        let Some(adapter) = self.peer.adapter().filter(|_| self.peer.trusts_direct()) else {
+        let Some(adapter) = self.peer.adapter().filter(|_| self.peer.may_use_direct()) else {
             return Ok(None);
         };
         match &self.link.shortcut {
@@ -536,7 +540,7 @@ impl Call<'_> {
         let direct = match adapter.link() {
             Ok(direct) => direct,
             Err(error) => {
-                self.peer.distrust_direct(&error);
+                self.peer.suspend_direct(&error);
                 return Ok(None);
             }
         };
@@ -553,19 +557,19 @@ impl Call<'_> {
                 Ok(Some(direct))
             }
             Err(error) => {
-                self.peer.distrust_direct(&error);
+                self.peer.suspend_direct(&error);
                 Ok(None)
             }
         }
     }
 
-    /// The connection's link has failed.
+    /// Records that the connection's link has failed.
     pub(super) fn lose_direct(&mut self, error: &str) {
         self.link.shortcut = Shortcut::None;
-        self.peer.distrust_direct(error);
+        self.peer.suspend_direct(error);
     }
 
-    /// The node did not do its part.
+    /// Records that the call has failed because of the node.
     pub(super) async fn failed(&self, error: &LinkError) -> Away {
         if matches!(error, LinkError::Stalled(_)) && self.peer.is_only_late().await {
             self.peer.failures.fetch_add(1, Ordering::Relaxed);
@@ -574,7 +578,7 @@ impl Call<'_> {
         self.peer.failed(self.began, error)
     }
 
-    /// Whether the connection had been closed before the call: the node may be well.
+    /// Returns true if the connection had been closed before the call: the node may be healthy.
     pub(super) fn is_stale(&self, error: &LinkError) -> bool {
         use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
         match error {
@@ -592,9 +596,9 @@ impl Call<'_> {
         }
     }
 
-    /// All has been said: somebody else may use the connection.
+    /// Returns the connection for further calls.
     pub(super) fn end(self) {
-        let Call { peer, link, .. } = self;
+        let PeerCall { peer, link, .. } = self;
         peer.late.store(0, Ordering::Relaxed);
         if !peer.is_away() {
             peer.idle.lock().push(link);

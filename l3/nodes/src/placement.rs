@@ -1,19 +1,19 @@
-//! Which node holds which object: rendezvous hashing with weights.
+//! Placement of objects on nodes: rendezvous hashing with weights.
 //!
-//! Every node has a score for every object, and the highest one holds it. A node that comes or goes
-//! changes no other node's scores, so only its own share moves. Generations do not count, because a
-//! higher one must find the lower ones; nor does the upper half of a key, so that those who make keys can
-//! have objects of a namespace kept together.
+//! Every node has a score for every object, and the highest one holds it. Adding or removing a node
+//! does not change the scores of others, so only its own share moves. Generations do not count,
+//! since a higher one must find the lower ones. The upper half of a key does not count either, so
+//! that keys can be chosen such that objects of a namespace are on the same node.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::config::NodeAddress;
 use terrace_l3::ObjectId;
 
-/// The nodes' shares of all objects.
+/// Shares of the nodes.
 #[derive(Clone, Debug)]
 pub(super) struct Placement {
-    /// What a node's name hashes to, and its weight.
+    /// Hash of each node's name, and its weight.
     nodes: Vec<(u64, f64)>,
 }
 
@@ -23,7 +23,7 @@ impl Placement {
         Self { nodes: nodes.iter().map(|node| (seed(node), node.weight)).collect() }
     }
 
-    /// The node that holds the object, and the one that holds its second copy.
+    /// Node that holds the object, and the one that holds its second copy.
     pub(super) fn holders(&self, id: &ObjectId) -> (usize, Option<usize>) {
         let mut bytes = [0; 24];
         bytes[..16].copy_from_slice(&id.namespace.0.to_le_bytes());
@@ -93,16 +93,16 @@ mod tests {
     }
 
     #[test]
-    fn without_its_holder_an_object_is_where_its_second_copy_was() {
+    fn the_second_holder_takes_over_when_the_first_is_removed() {
         let (three, two) = (names(&nodes("a:1,b:1,c:1")), names(&nodes("a:1,c:1")));
         for ((first, second), (left, _)) in three.iter().zip(&two) {
             assert_eq!(left, if first == "b:1" { second } else { first });
         }
     }
 
-    /// Clients of other versions look in the same places.
+    /// Clients of other versions use the same placement.
     #[test]
-    fn objects_are_where_they_always_were() {
+    fn the_placement_is_stable() {
         let placement = Placement::new(&nodes("a=h:1,b=h:2*2,c=h:3,d=h:4"));
         let holders: String =
             ids().take(32).map(|id| ["a", "b", "c", "d"][placement.holders(&id).0]).collect();
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_agrees_in_the_lower_half_of_its_key_is_kept_together() {
+    fn keys_with_equal_lower_halves_are_on_the_same_node() {
         let placement = Placement::new(&nodes("a:1,b:1,c:1"));
         for id in ids().take(100) {
             let beside = ObjectId::page(id.namespace, PageKey(id.key.0 | 7 << 64));

@@ -1,13 +1,13 @@
-//! One-sided reads between machines: a [`Link`] reads pages out of the memory that its peer has
-//! registered, without the peer's processor taking part.
+//! One-sided reads between machines: a [`Link`] reads pages from memory that its peer has
+//! registered, without involving the peer's processor.
 //!
-//! Memory is registered for reading from afar and for nothing else, so no peer can ever write to it;
-//! what arrives is written by this side's own adapter, into [`Target`](terrace_l3::Target)s that the link
-//! holds until the adapter is done with them. Whoever knows the key of a region and has a link to its
-//! device can read all of the region as long as the link lasts: what may be told to whom, and for how
-//! long a page stays as it is, is for the layer above to say.
+//! Memory is registered for remote reads only, so no peer can write to it. Bytes that arrive are
+//! written by this side's own adapter, into [`Target`](terrace_l3::Target)s that the link holds
+//! until the adapter has finished. A peer that has a link to the device and knows the key of a
+//! region can read all of the region while the link exists. The layer above decides which peer
+//! learns a key, and how long a page stays unchanged.
 //!
-//! Ports must speak RoCEv2. Nothing on the wire is encrypted.
+//! Ports must support RoCEv2. Nothing on the wire is encrypted.
 
 mod address;
 mod counters;

@@ -1,9 +1,10 @@
-//! The roll of a client's nodes: whether all are members of one store, placed by the client's own list.
+//! A client's view of its nodes: whether all are members of one store with the client's own list.
 //!
-//! A node that is a member with the client's seat proves that objects were placed by this list. One that belongs to
-//! no store proves nothing: it may be new to the list, so what it has not got may be elsewhere. It is made a member
-//! of the store that the others agree on. Where none is a member, the nodes found a store when all of them are known
-//! to begin with nothing. Nothing is believed as soon as two of them contradict each other.
+//! A member with the client's seat proves that objects were placed by this list. A node without a
+//! store proves nothing: it may be new to the list, and objects that it lacks may be elsewhere. It
+//! is made a member of the store that the others agree on. If none is a member, the nodes found a
+//! store once all of them are known to be empty. If two nodes contradict each other, none is
+//! trusted.
 
 use parking_lot::Mutex;
 
@@ -12,30 +13,30 @@ use super::membership::{Mark, Membership, Standing, addresses, founded_by, seats
 use terrace_l3::StoreError;
 
 #[derive(Debug)]
-pub(super) struct Roll {
+pub(super) struct MembershipView {
     names: Vec<String>,
     seats: Vec<Mark>,
     addresses: Mark,
     /// All nodes in the order of their names.
     order: Vec<usize>,
-    entries: Mutex<Vec<Entry>>,
+    entries: Mutex<Vec<NodeRecord>>,
 }
 
-/// What is known about a node.
+/// Knowledge about a node.
 #[derive(Clone, Debug, Default)]
-struct Entry {
-    /// What it said last.
+struct NodeRecord {
+    /// Standing that the node last reported.
     standing: Option<Standing>,
-    /// It does not let this client make it a member.
+    /// The node does not let this client make it a member.
     refuses: bool,
 }
 
-/// Whether the nodes agree with the client and with each other.
+/// Agreement of the nodes with the client and with each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Agreement {
     /// All are members of one store.
     Full,
-    /// Some have not said anything yet or are no members, the others agree.
+    /// Some are unknown or not members; the others agree.
     Partial,
     /// They cannot all have been used with this list.
     None,
@@ -44,21 +45,21 @@ pub(super) enum Agreement {
 /// A node has another seat, or two nodes are members of different stores.
 struct Contradiction;
 
-impl Roll {
+impl MembershipView {
     pub(super) fn new(config: &NodesConfig) -> Self {
         let names: Vec<String> = config.nodes.iter().map(|node| node.name.clone()).collect();
         let mut order: Vec<usize> = (0..names.len()).collect();
         order.sort_by_key(|number| &names[*number]);
-        let entries = Mutex::new(vec![Entry::default(); names.len()]);
+        let entries = Mutex::new(vec![NodeRecord::default(); names.len()]);
         Self { names, seats: seats(config), addresses: addresses(config), order, entries }
     }
 
-    /// The seat of a node.
+    /// Seat of a node.
     pub(super) fn seat(&self, number: usize) -> Mark {
         self.seats[number]
     }
 
-    /// The addresses of all nodes.
+    /// Digest of the addresses of all nodes.
     pub(super) fn addresses(&self) -> Mark {
         self.addresses
     }
@@ -77,13 +78,13 @@ impl Roll {
         }
     }
 
-    /// Whether what a node has not got is nowhere.
+    /// Returns true if an object that this node should hold and lacks is nowhere else.
     pub(super) fn is_confirmed(&self, number: usize) -> bool {
         let entries = self.entries.lock();
         entries[number].member().is_some() && self.store(&entries).is_ok()
     }
 
-    /// The store that a node is to become a member of, if that can be told.
+    /// Store that a node should join, if it can be determined.
     pub(super) fn to_join(&self, number: usize) -> Option<Mark> {
         let entries = self.entries.lock();
         let entry = &entries[number];
@@ -91,17 +92,18 @@ impl Roll {
         let founded = self.founded(&entries);
         match self.store(&entries).ok()? {
             Some(store) => {
-                let mut members = entries.iter().filter_map(Entry::member);
+                let mut members = entries.iter().filter_map(NodeRecord::member);
                 let is_where_it_was = members.all(|member| member.addresses == self.addresses);
                 let was_started_again = !standing.is_durable && is_where_it_was;
                 (was_started_again || founded == Some(store)).then_some(store)
             }
-            // Of those who found a store at the same time, the first node decides who does.
+            // If several clients found a store concurrently, the first node decides which of them
+            // succeeds.
             None => founded.filter(|_| number == self.order[0]),
         }
     }
 
-    /// A node has said this about itself.
+    /// Records the standing of a node.
     pub(super) fn note(&self, number: usize, standing: Standing) {
         let mut entries = self.entries.lock();
         let was_well = self.store(&entries).is_ok();
@@ -128,20 +130,20 @@ impl Roll {
         }
     }
 
-    /// A node has refused to become a member.
+    /// Records that a node has refused to become a member.
     pub(super) fn note_refusal(&self, number: usize, error: &StoreError) {
         tracing::debug!("node {} cannot be made a member: {error}", self.names[number]);
         self.entries.lock()[number].refuses = true;
     }
 
-    /// Whether the node is a member, with this client's seat as far as it is known.
+    /// Returns true if the node is a member with this client's seat, as far as is known.
     pub(super) fn is_member(&self, number: usize) -> bool {
         let member = self.entries.lock()[number].member();
         member.is_some_and(|member| member.seat == self.seats[number])
     }
 
-    /// The store that all known members belong to.
-    fn store(&self, entries: &[Entry]) -> Result<Option<Mark>, Contradiction> {
+    /// Store that all known members belong to.
+    fn store(&self, entries: &[NodeRecord]) -> Result<Option<Mark>, Contradiction> {
         let mut agreed = None;
         for (entry, seat) in entries.iter().zip(&self.seats) {
             let Some(member) = entry.member() else { continue };
@@ -153,14 +155,14 @@ impl Roll {
         Ok(agreed)
     }
 
-    /// The store that the nodes found together, or have founded, if nothing is unknown.
-    fn founded(&self, entries: &[Entry]) -> Option<Mark> {
+    /// Store that the nodes found or have founded together, if all of them are known.
+    fn founded(&self, entries: &[NodeRecord]) -> Option<Mark> {
         let births = self.order.iter().map(|number| Some(entries[*number].standing?.birth));
         births.collect::<Option<Vec<_>>>().map(founded_by)
     }
 }
 
-impl Entry {
+impl NodeRecord {
     fn member(&self) -> Option<Membership> {
         self.standing?.member
     }
@@ -174,22 +176,22 @@ mod tests {
     const MEMORY: bool = false;
     const DISK: bool = true;
 
-    fn roll() -> Roll {
+    fn roll() -> MembershipView {
         let nodes = ["b=h:2", "a=h:1", "c=h:3"].map(|node| node.parse().unwrap());
-        Roll::new(&NodesConfig::new(nodes.into(), NodeSecret::new(&[1; 16]).unwrap()))
+        MembershipView::new(&NodesConfig::new(nodes.into(), NodeSecret::new(&[1; 16]).unwrap()))
     }
 
     fn born(number: u8, is_durable: bool) -> Standing {
         Standing { birth: Mark([number; 16]), is_durable, member: None }
     }
 
-    fn member(roll: &Roll, number: usize, store: Mark) -> Standing {
+    fn member(roll: &MembershipView, number: usize, store: Mark) -> Standing {
         let member = Membership { store, seat: roll.seat(number), addresses: roll.addresses() };
         let member = Some(member);
         Standing { member, ..born(number as u8, DISK) }
     }
 
-    fn joins(roll: &Roll) -> Vec<Option<Mark>> {
+    fn joins(roll: &MembershipView) -> Vec<Option<Mark>> {
         (0..3).map(|number| roll.to_join(number)).collect()
     }
 
@@ -204,7 +206,7 @@ mod tests {
         roll.note(2, born(2, DISK));
         let founded = founded_by([1, 0, 2].map(|number| Mark([number; 16])));
         assert_eq!(joins(&roll), [None, Some(founded), None]);
-        // Whoever began with it did not end.
+        // The client that started to found the store did not finish.
         roll.note(1, member(&roll, 1, founded));
         assert_eq!(joins(&roll), [Some(founded), None, Some(founded)]);
         assert!(roll.is_confirmed(1) && !roll.is_confirmed(0));
@@ -215,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_was_lost_is_known_to_be_and_a_disk_is_asked_for() {
+    fn lost_memory_is_recognised_and_a_lost_disk_is_reported() {
         for (is_durable, expected) in [(MEMORY, true), (DISK, false)] {
             let roll = roll();
             let store = Mark([9; 16]);
@@ -229,25 +231,28 @@ mod tests {
     }
 
     #[test]
-    fn a_node_elsewhere_is_not_taken_for_one_that_was_started_again() {
+    fn a_node_at_another_address_does_not_count_as_restarted() {
         let (here, store) = (roll(), Mark([9; 16]));
         let nodes = ["b=h:2", "a=h:7", "c=h:3"].map(|node| node.parse().unwrap());
-        let moved = Roll::new(&NodesConfig::new(nodes.into(), NodeSecret::new(&[1; 16]).unwrap()));
+        let moved = MembershipView::new(&NodesConfig::new(
+            nodes.into(),
+            NodeSecret::new(&[1; 16]).unwrap(),
+        ));
         for (roll, expected) in [(&here, Some(store)), (&moved, None)] {
             roll.note(0, member(&here, 0, store));
             roll.note(1, born(1, MEMORY));
             assert_eq!(roll.to_join(1), expected);
         }
-        // With what it had, it is welcome.
+        // With its old data, it is accepted.
         moved.note(1, member(&here, 1, store));
         assert!(moved.is_confirmed(1));
     }
 
     #[test]
-    fn nodes_that_contradict_each_other_are_not_believed() {
+    fn contradicting_nodes_are_not_trusted() {
         let store = Mark([9; 16]);
-        let swapped: fn(&Roll) -> Standing = |roll| member(roll, 1, Mark([9; 16]));
-        let foreign: fn(&Roll) -> Standing = |roll| member(roll, 2, Mark([8; 16]));
+        let swapped: fn(&MembershipView) -> Standing = |roll| member(roll, 1, Mark([9; 16]));
+        let foreign: fn(&MembershipView) -> Standing = |roll| member(roll, 2, Mark([8; 16]));
         for other in [swapped, foreign] {
             let roll = roll();
             roll.note(0, member(&roll, 0, store));
@@ -257,7 +262,7 @@ mod tests {
             assert_eq!(roll.agreement(), Agreement::None);
             assert_eq!(joins(&roll), [None; 3]);
             assert!(!roll.is_confirmed(0));
-            // It is what it should be again.
+            // It has the right seat again.
             roll.note(2, member(&roll, 2, store));
             assert!(roll.is_confirmed(0) && roll.to_join(1).is_some());
         }

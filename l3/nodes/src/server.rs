@@ -1,4 +1,4 @@
-//! A node: accepts connections and serves its store to those who prove that they may use it.
+//! A node: accepts connections and serves its store to authenticated clients.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,14 +18,14 @@ use tokio::time::{sleep, timeout};
 
 use super::config::{ClientLimits, NodeClient, NodeConfig};
 use super::direct::{Adapter, Region};
-use super::door::{Door, SparingWarning};
 use super::handshake::{Hello, NodeSecret};
-use super::holder::{Holder, Holding};
+use super::handshake_gate::{HandshakeGate, RateLimitedWarning};
+use super::holder::Holder;
 use super::holds::{Holds, Portion, User};
-use super::link::{Link, LinkError, in_time};
+use super::link::{LinkError, NodeLink, in_time};
 use super::membership::Member;
 use super::session::Session;
-use terrace_l3::backend::NamespaceShare;
+use terrace_l3::backend::{LendingStore, NamespaceShare};
 use terrace_l3::{StoreError, StoreStats};
 
 /// A node that listens and does not serve yet.
@@ -33,80 +33,81 @@ use terrace_l3::{StoreError, StoreStats};
 pub struct NodeServer {
     listener: std::net::TcpListener,
     address: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<NodeCore>,
 }
 
 /// A node that serves. Dropping it cuts all connections.
 #[derive(Debug)]
 pub struct RunningNode {
     address: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<NodeCore>,
     draining: watch::Sender<bool>,
-    /// Taken when it is stopped.
+    /// Taken when the node is stopped.
     accepting: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// Why a node cannot be started.
+/// Reason why a node cannot be started.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NodeError {
     /// The address cannot be used.
     #[error("cannot listen on {address}: {error}")]
     Listen {
-        /// Which address.
+        /// The address.
         address: String,
-        /// What the system said.
+        /// Message of the system.
         error: io::Error,
     },
-    /// Nobody could use it.
+    /// The configuration has no clients.
     #[error("a node needs a secret that its clients know, or a list of clients")]
     NoClients,
-    /// A client's share is none.
+    /// A client's share is out of range.
     #[error("the share of client {name:?} must be more than 0 and at most 1, not {share}")]
     Share {
-        /// Which client.
+        /// Name of the client.
         name: String,
-        /// What it is.
+        /// Its share.
         share: f64,
     },
-    /// Two clients cannot be told apart.
+    /// Two clients have the same name.
     #[error("two clients have the name {0:?}: give each a unique name")]
     SameName(String),
-    /// The store cannot be shared.
+    /// The store cannot be served.
     #[error("{0}")]
     Store(#[from] StoreError),
-    /// The system has no randomness.
+    /// The system has no random numbers.
     #[error("the system has no random numbers: {0}")]
     Random(io::Error),
-    /// What the node remembers about the store that it belongs to cannot be used.
+    /// The record of the node's membership cannot be used.
     #[error("cannot use {}: {error}", path.display())]
     Membership {
         /// The file or its folder.
         path: PathBuf,
-        /// What is wrong.
+        /// Reason.
         error: io::Error,
     },
 }
 
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct NodeCore {
     pub(super) holder: Holder,
     pub(super) config: NodeConfig,
-    /// How payloads can go around the connection, where the client can do that too.
+    /// RDMA adapter, if the machine has one.
     pub(super) adapter: Option<Adapter>,
-    /// The registrations of the store's memory.
+    /// Registrations of the store's memory.
     _regions: Vec<Region>,
-    pub(super) counters: Counters,
+    pub(super) counters: NodeCounters,
     pub(super) holds: Holds,
     pub(super) member: Member,
     clients: BTreeMap<String, Arc<NodeClient>>,
-    /// What strangers are challenged with: they learn nothing about which names there are.
-    nobodys: NodeSecret,
+    /// Secret for clients with unknown names, so that a handshake does not reveal which names
+    /// exist.
+    decoy_secret: NodeSecret,
     answers: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Counters {
+pub(super) struct NodeCounters {
     connections: AtomicU64,
     accepted: AtomicU64,
     refused: AtomicU64,
@@ -118,26 +119,26 @@ pub(super) struct Counters {
     pub(super) direct_bytes: AtomicU64,
 }
 
-/// What a node has done.
+/// Statistics of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct NodeStats {
-    /// Connections at the moment.
+    /// Current connections.
     pub connections: u64,
-    /// Connections whose client proved that it may use the node.
+    /// Connections whose client was authenticated.
     pub accepted: u64,
-    /// Connections that were closed because of a failed handshake or a limit.
+    /// Connections closed because of a failed handshake or a limit.
     pub refused: u64,
     /// Requests answered.
     pub requests: u64,
-    /// Connections that were closed because of something that is no request.
+    /// Connections closed because of a malformed request.
     pub malformed: u64,
-    /// Objects that clients asked for and may not use.
+    /// Objects that clients requested without permission.
     pub forbidden: u64,
     /// Payload sent.
     pub sent_bytes: u64,
     /// Payload received.
     pub received_bytes: u64,
-    /// How much of both went by RDMA.
+    /// Part of the payload that was transferred by RDMA.
     pub direct_bytes: u64,
 }
 
@@ -145,8 +146,12 @@ impl NodeServer {
     /// Listens at `address`.
     ///
     /// # Errors
-    /// When that is not possible, or the configuration cannot work.
-    pub fn bind(address: &str, holding: Holding, config: NodeConfig) -> Result<Self, NodeError> {
+    /// If the address cannot be used, or the configuration is invalid.
+    pub fn bind(
+        address: &str,
+        store: Arc<dyn LendingStore>,
+        config: NodeConfig,
+    ) -> Result<Self, NodeError> {
         let unusable = |error| NodeError::Listen { address: address.to_owned(), error };
         let listener = std::net::TcpListener::bind(address).map_err(unusable)?;
         listener.set_nonblocking(true).map_err(unusable)?;
@@ -172,34 +177,34 @@ impl NodeServer {
             let path = folder.unwrap_or(Path::new("")).join("membership");
             NodeError::Membership { path, error }
         })?;
-        let holder = Holder::new(holding, config.scratch_pages)?;
+        let holder = Holder::new(store, config.scratch_pages)?;
         holder.set_shares(&shares);
         let (adapter, regions) = open_adapter(&holder, &config);
-        let shared = Shared {
+        let shared = NodeCore {
             holder,
             config,
             adapter,
             _regions: regions,
-            counters: Counters::default(),
+            counters: NodeCounters::default(),
             holds: Holds::default(),
             member,
             clients,
-            nobodys: NodeSecret::unguessable().map_err(NodeError::Random)?,
+            decoy_secret: NodeSecret::random_secret().map_err(NodeError::Random)?,
             answers: AtomicU64::new(0),
         };
         Ok(Self { listener, address: local, shared: Arc::new(shared) })
     }
 
-    /// Where it listens.
+    /// Address of the listener.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Serves in the background; to be called in a tokio runtime.
+    /// Serves in the background. Call it in a tokio runtime.
     ///
     /// # Errors
-    /// When the runtime cannot use the listener.
+    /// If the runtime cannot use the listener.
     pub fn start(self) -> io::Result<RunningNode> {
         let Self { listener, address, shared } = self;
         let listener = TcpListener::from_std(listener)?;
@@ -211,17 +216,17 @@ impl NodeServer {
 }
 
 impl RunningNode {
-    /// Where it listens.
+    /// Address of the listener.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Accepts no more connections and requests, gives those under way so much time, and shuts the
-    /// store down. Answers whether all of them ended in time.
+    /// Stops accepting connections and requests, waits up to `patience` for those in progress, and
+    /// shuts the store down. Returns whether all of them ended in time.
     ///
     /// # Errors
-    /// What the store says.
+    /// As reported by the store.
     pub async fn stop(&self, patience: Duration) -> Result<bool, StoreError> {
         self.draining.send_replace(true);
         let accepting = self.accepting.lock().take();
@@ -237,11 +242,11 @@ impl RunningNode {
         Ok(ended)
     }
 
-    /// What it has done.
+    /// Statistics of the node.
     #[must_use]
     pub fn stats(&self) -> NodeStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let Counters {
+        let NodeCounters {
             connections,
             accepted,
             refused,
@@ -265,7 +270,7 @@ impl RunningNode {
         }
     }
 
-    /// What its store tells about itself.
+    /// Statistics of its store.
     #[must_use]
     pub fn store_stats(&self) -> StoreStats {
         self.shared.holder.store().stats()
@@ -280,19 +285,19 @@ impl Drop for RunningNode {
     }
 }
 
-impl Shared {
-    /// The number of the next answer.
+impl NodeCore {
+    /// Number of the next answer.
     pub(super) fn stamp(&self) -> u64 {
         self.answers.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// What one user may have of the node at a time: half of the memory can be on its way from and to it.
+    /// Quota of one user: transfers may use half of the memory.
     fn portion(&self) -> Portion {
         let objects = Arc::new(Semaphore::new((self.holder.slots() as usize / 2).max(1)));
         Portion { objects, scratch: self.holder.share() }
     }
 
-    /// How many connections a client may have at a time.
+    /// Maximum number of connections of a client.
     fn connections_max(&self, client: &NodeClient) -> usize {
         client.limits.as_ref().map_or(usize::MAX, |limits| {
             ((self.config.connections_max as f64 * limits.share) as usize).max(1)
@@ -300,17 +305,17 @@ impl Shared {
     }
 
     fn secret_of(&self, hello: &Hello) -> NodeSecret {
-        self.clients.get(&hello.name).map_or(&self.nobodys, |client| &client.secret).clone()
+        self.clients.get(&hello.name).map_or(&self.decoy_secret, |client| &client.secret).clone()
     }
 }
 
-/// Takes connections until the node is told to stop, and then waits for those that are left. They end
-/// with the task.
-async fn accept(listener: TcpListener, shared: Arc<Shared>, mut drain: watch::Receiver<bool>) {
-    /// When the system has no more descriptors, trying again at once would only burn time.
+/// Accepts connections until the node is told to stop, and then waits for the remaining ones. They
+/// end with the task.
+async fn accept(listener: TcpListener, shared: Arc<NodeCore>, mut drain: watch::Receiver<bool>) {
+    /// Retrying at once when the system has no more descriptors would only waste CPU.
     const PAUSE: Duration = Duration::from_millis(100);
-    let door = Door::new(shared.config.strangers_max);
-    let refusals = Arc::new(SparingWarning::default());
+    let door = HandshakeGate::new(shared.config.strangers_max);
+    let refusals = Arc::new(RateLimitedWarning::default());
     let connections = Arc::new(Semaphore::new(shared.config.connections_max));
     let mut sessions = JoinSet::new();
     loop {
@@ -376,7 +381,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>, mut drain: watch::Re
     while sessions.join_next().await.is_some() {}
 }
 
-/// The adapter, if it can use all of the store's memory.
+/// Opens the adapter, if it can use all of the store's memory.
 fn open_adapter(holder: &Holder, config: &NodeConfig) -> (Option<Adapter>, Vec<Region>) {
     let Some(adapter) = Adapter::open(&config.rdma) else { return (None, Vec::new()) };
     let regions = holder.arenas().into_iter().map(|arena| adapter.register(arena));
@@ -386,17 +391,17 @@ fn open_adapter(holder: &Holder, config: &NodeConfig) -> (Option<Adapter>, Vec<R
     }
 }
 
-/// Finds out who it is.
+/// Authenticates a client.
 async fn greet(
     stream: TcpStream,
-    shared: &Arc<Shared>,
-) -> Result<(Link, Arc<NodeClient>, User), LinkError> {
+    shared: &Arc<NodeCore>,
+) -> Result<(NodeLink, Arc<NodeClient>, User), LinkError> {
     let NodeConfig { handshake_timeout_ms, stall_timeout_ms, .. } = shared.config;
     let limit = Duration::from_millis(handshake_timeout_ms);
-    let welcome = Link::welcome(stream, |hello| shared.secret_of(hello), limit);
+    let welcome = NodeLink::welcome(stream, |hello| shared.secret_of(hello), limit);
     let (mut link, hello) = in_time(limit, welcome).await?;
     link.stall = Duration::from_millis(stall_timeout_ms);
-    // Somebody without a name here cannot know what only this node knows.
+    // A client with an unknown name cannot know the node's random secret.
     let client = shared.clients.get(&hello.name).ok_or(LinkError::Refused)?;
     let user = match client.limits {
         Some(_) => User::Client(hello.name),

@@ -1,4 +1,4 @@
-//! What a node does for one client on one connection: one request after the other.
+//! Requests of one client on one connection, served one after the other.
 
 mod direct;
 
@@ -14,54 +14,55 @@ use super::codec::Malformed;
 use super::config::NodeClient;
 use super::direct::Direct;
 use super::holds::Portion;
-use super::link::{Link, LinkError, in_time};
+use super::link::{LinkError, NodeLink, in_time};
 use super::membership::{Admission, Mark, Membership, Standing};
 use super::messages::{
     Answer, FRAME_BYTES_MAX, Item, Joining, OWNERS_MAX, Offer, Parcel, Reply, Request,
 };
-use super::server::Shared;
+use super::server::NodeCore;
 use terrace_cache::PrefixDigest;
+use terrace_l3::backend::{Filled, LentObject, Offered, Room};
 use terrace_l3::backend::{merge, split};
 use terrace_l3::{
     GetOptions, Header, Mismatch, ObjectId, Owner, Pin, PutOptions, Results, StoreError, Stored,
     Target,
 };
-use terrace_l3_disk::holding::{Filled, Lent, Offered, Room};
 
 pub(super) struct Session {
-    shared: Arc<Shared>,
-    link: Link,
+    shared: Arc<NodeCore>,
+    link: NodeLink,
     client: Arc<NodeClient>,
-    /// What it was admitted with.
+    /// Admission of the client.
     admission: Option<Admission>,
-    /// The owners that the connection stands for.
+    /// Owners that the connection is registered for.
     owners: BTreeSet<Owner>,
-    /// What the client may have at a time, on all of its connections.
+    /// Quota of the client, for all of its connections.
     portion: Portion,
-    /// The way around the connection, if the client has asked for one.
+    /// RDMA link, if the client has requested one.
     direct: Option<Arc<Direct>>,
 }
 
-/// An object that is wanted, with the place for its bytes.
+/// An object that is wanted, with the memory for its bytes.
 struct Expected {
     id: ObjectId,
     prefix: Option<PrefixDigest>,
-    // It goes before the room, or whoever has the room next would find it in use.
+    // Dropped before the room, which would otherwise be reused while it is still lent.
     target: Target,
     room: Room,
     permit: OwnedSemaphorePermit,
 }
 
-/// How long a get waits while others of the same client have all that it may have at a time: less than clients wait.
+/// Maximum wait of a get while other requests of the client use its whole quota: shorter than the
+/// timeouts of clients.
 const PORTION_WAIT: Duration = Duration::from_millis(300);
 
-/// Objects on their way to a client, and what they take of its portion.
-type LentToClient = (Vec<Lent>, Option<OwnedSemaphorePermit>);
+/// Objects in transfer to a client, and their part of its quota.
+type LentToClient = (Vec<LentObject>, Option<OwnedSemaphorePermit>);
 
 impl Session {
     pub(super) fn new(
-        shared: Arc<Shared>,
-        link: Link,
+        shared: Arc<NodeCore>,
+        link: NodeLink,
         client: Arc<NodeClient>,
         portion: Portion,
     ) -> Self {
@@ -69,7 +70,7 @@ impl Session {
         Self { shared, link, client, admission: None, owners, portion, direct: None }
     }
 
-    /// Serves until the client goes away or the node is told to stop.
+    /// Serves until the client disconnects or the node is told to stop.
     pub(super) async fn run(mut self, mut drain: watch::Receiver<bool>) -> Result<(), LinkError> {
         let object_bytes_max = self.shared.holder.object_bytes_max() as u64;
         self.reply(Answer::Welcome { object_bytes_max }, &[]).await?;
@@ -78,7 +79,7 @@ impl Session {
             tokio::select! {
                 woken = self.link.wakes() => woken?,
                 _ = drain.wait_for(|draining| *draining) => return Ok(()),
-                // Without its last connection an owner would seem to be gone.
+                // If this is its last connection, an owner would be considered gone.
                 () = sleep(idle) => match self.owners.is_empty() {
                     true => return Ok(()),
                     false => continue,
@@ -141,7 +142,7 @@ impl Session {
                 let (allowed, skipped) = self.split(ids, |id| *id);
                 for id in &allowed {
                     shared.holder.inspect(id);
-                    // Each is read as a whole, and others are served by the same thread.
+                    // Each is read as a whole, and the thread serves other connections too.
                     tokio::task::yield_now().await;
                 }
                 Answer::Done(vec![Ok(()); skipped.len()])
@@ -162,15 +163,16 @@ impl Session {
         self.reply(answer, &[]).await
     }
 
-    /// Admits the client if the node is in the same place in its list, after it has become a member if need be.
+    /// Admits a client whose list has the node in the same seat. First makes the node a member, if
+    /// requested.
     async fn enter(&mut self, seat: Mark, joins: Option<Joining>) -> Result<Standing, StoreError> {
-        let Shared { member, holder, .. } = &*self.shared;
+        let NodeCore { member, holder, .. } = &*self.shared;
         if let Some(Joining { store, addresses, replaces }) = joins {
-            // It decides about what others find.
+            // The membership affects other clients.
             if self.client.limits.is_some() {
                 return Err(StoreError::Forbidden);
             }
-            // Whoever has pinned something expects it to be found where it is.
+            // Pinned objects must stay where their owners look for them.
             let moves = member.standing().member.is_some_and(|it| it.seat != seat);
             if replaces && moves && holder.gauges(0).tier().hard_pinned > 0 {
                 return Err(StoreError::Pinned);
@@ -181,7 +183,7 @@ impl Session {
         Ok(member.standing())
     }
 
-    /// Sends objects straight from where they are.
+    /// Sends objects directly from their memory.
     async fn get(&mut self, wanted: Vec<Item>, options: GetOptions) -> Result<(), LinkError> {
         let shared = self.shared.clone();
         let (parcels, (lent, _permit)) = self.find(wanted, options).await;
@@ -194,7 +196,7 @@ impl Session {
         Ok(())
     }
 
-    /// What becomes of objects that are asked for, and those of them that can be had.
+    /// Answers for requested objects, and the loans of those that can be read.
     async fn find(&self, wanted: Vec<Item>, options: GetOptions) -> (Vec<Parcel>, LentToClient) {
         let shared = &self.shared;
         let (allowed, skipped) = self.split(wanted, |item| item.id);
@@ -236,7 +238,7 @@ impl Session {
         (parcels, (lent.into_iter().flatten().flatten().collect(), permit))
     }
 
-    /// Takes objects straight to where they will be.
+    /// Receives objects directly into their final memory.
     async fn put(&mut self, offers: Vec<Item>, options: PutOptions) -> Result<(), LinkError> {
         let shared = self.shared.clone();
         let (answers, mut expected) = self.reserve(offers, options).await;
@@ -255,7 +257,7 @@ impl Session {
         self.reply(Answer::Stored(results), &[]).await
     }
 
-    /// What becomes of objects that are offered, and the places for those that are wanted.
+    /// Answers for offered objects, and the memory for those that are wanted.
     async fn reserve(&self, offers: Vec<Item>, options: PutOptions) -> (Vec<Offer>, Vec<Expected>) {
         let shared = &self.shared;
         let mut expected: Vec<Expected> = Vec::new();
@@ -270,7 +272,7 @@ impl Session {
                 continue;
             }
             if !expected.is_empty() {
-                // What came before is what it would wait for.
+                // The wait would be for room that the accepted offers hold.
                 deadline = Instant::now();
             }
             let permit = match expected.is_empty() {
@@ -316,7 +318,7 @@ impl Session {
         self.shared.holder.offer(id, length, options.pin, deadline, scratch).await
     }
 
-    /// The right to have one more object of the client on its way.
+    /// Permit for one more object of the client in transfer.
     async fn permit(&self, deadline: Instant) -> Option<OwnedSemaphorePermit> {
         timeout_at(deadline, self.portion.objects.clone().acquire_owned()).await.ok()?.ok()
     }
@@ -325,7 +327,7 @@ impl Session {
         self.portion.objects.clone().try_acquire_owned().ok()
     }
 
-    /// Receives payloads, and the checksums that the client has sent and those that we have seen.
+    /// Receives payloads. Returns pairs of the client's checksums and those computed here.
     async fn receive(&mut self, expected: &mut [Expected]) -> Result<Vec<(u64, u64)>, LinkError> {
         let mut targets: Vec<&mut [u8]> =
             expected.iter_mut().map(|expected| &mut expected.target[..]).collect();
@@ -339,7 +341,7 @@ impl Session {
         }
     }
 
-    /// Stores what has come unharmed.
+    /// Stores the objects that arrived undamaged.
     async fn keep(
         &self,
         expected: Vec<Expected>,
@@ -374,20 +376,20 @@ impl Session {
         in_time(limit, self.link.send(reply.kind(), |body| reply.encode(body), payloads)).await
     }
 
-    /// From now on until it ends, the connection shows that the owner is there.
+    /// Registers the connection for an owner, until the connection ends.
     fn stand_for(&mut self, owner: Owner) -> Result<(), LinkError> {
         if self.owners.insert(owner) {
             if self.owners.len() > OWNERS_MAX {
                 let (what, found) = ("a number of owners", self.owners.len());
                 return Err(Malformed::TooMuch { what, found, max: OWNERS_MAX }.into());
             }
-            let Shared { holds, holder, .. } = &*self.shared;
+            let NodeCore { holds, holder, .. } = &*self.shared;
             holds.stand_for(owner, || holder.hold(owner));
         }
         Ok(())
     }
 
-    /// What the client may use, and for each whether it may not.
+    /// Removes objects that the client may not use. The flags say which were removed.
     fn split<T>(&self, batch: Vec<T>, id: impl Fn(&T) -> ObjectId) -> (Vec<T>, Vec<bool>) {
         let (allowed, skipped) = split(batch, |object| !self.is_allowed(&id(object)));
         let forbidden = (skipped.len() - allowed.len()) as u64;
@@ -402,7 +404,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        let Shared { holds, holder, config, .. } = &*self.shared;
+        let NodeCore { holds, holder, config, .. } = &*self.shared;
         let patience = Duration::from_millis(config.pins_kept_ms);
         for owner in &self.owners {
             holds.stand_no_more(*owner, || holder.let_go(*owner, patience));
@@ -410,7 +412,7 @@ impl Drop for Session {
     }
 }
 
-fn parcel(lent: &Result<Option<Lent>, StoreError>) -> Parcel {
+fn parcel(lent: &Result<Option<LentObject>, StoreError>) -> Parcel {
     match lent {
         Ok(Some(lent)) => Parcel::Follows { header: *lent.header(), served: lent.served() },
         Ok(None) => Parcel::Later,
@@ -418,7 +420,7 @@ fn parcel(lent: &Result<Option<Lent>, StoreError>) -> Parcel {
     }
 }
 
-/// A length that is too large for this machine is too large for its store.
+/// Converts a length; one that is too large for this machine is too large for its store.
 fn clamp(length: u64) -> usize {
     usize::try_from(length).unwrap_or(usize::MAX)
 }

@@ -1,7 +1,7 @@
-//! What nodes say about themselves, and the change of a list of nodes.
+//! Status reports of nodes, and changes of a list of nodes.
 //!
-//! No client changes what a node is a member of. An operator does, once nothing is left that was pinned under the
-//! former list.
+//! Clients never change the membership of a node. An operator does, once no object is left that was
+//! pinned under the former list.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,68 +13,68 @@ use tokio::time::timeout;
 use super::codec::Malformed;
 use super::config::{NodeAddress, NodesConfig};
 use super::handshake::{Hello, random};
-use super::link::{Link, LinkError};
+use super::link::{LinkError, NodeLink};
 use super::membership::{Mark, Standing, addresses, founded_by, seats};
 use super::messages::{Answer, Joining, Reply, Request};
 use terrace_l3::{StoreError, TierStats};
 
-/// What a node says about itself.
+/// Status report of a node.
 #[derive(Clone, Debug, Serialize)]
 pub struct Surveyed {
-    /// Its name in the list.
+    /// Name in the list.
     pub name: String,
-    /// Where it listens.
+    /// Address of the node.
     pub address: String,
-    /// Its place in the store, or why it does not say.
+    /// Standing of the node, or the reason why it is unknown.
     pub standing: Result<Standing, String>,
-    /// Whether it is a member with this list.
+    /// True if it is a member with this list.
     pub is_member: bool,
-    /// Objects that it has.
+    /// Objects on the node.
     pub objects: u64,
     /// Objects with hard pins.
     pub hard_pinned: u64,
 }
 
-/// Why the list of nodes was not changed.
+/// Reason why the list of nodes was not changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChangeError {
-    /// The configuration cannot work.
+    /// The configuration is invalid.
     #[error("{0}")]
     Config(String),
     /// A node does not answer.
     #[error("node {name} does not answer: {problem}; nothing was changed")]
     Away {
-        /// Which node.
+        /// Name of the node.
         name: String,
-        /// Why.
+        /// Reason.
         problem: String,
     },
-    /// Objects are in use that would not be found any more.
+    /// Objects are in use that could not be found any more.
     #[error(
         "node {name} has {objects} objects with hard pins: have them consumed with the former list, or wait until \
          their owners have been gone for --pins-kept; nothing was changed"
     )]
     Pinned {
-        /// Which node.
+        /// Name of the node.
         name: String,
-        /// How many.
+        /// Number of objects.
         objects: u64,
     },
     /// A node has refused.
     #[error("node {name} has refused: {error}; run the command again")]
     Refused {
-        /// Which node.
+        /// Name of the node.
         name: String,
-        /// Why.
+        /// Reason.
         error: StoreError,
     },
 }
 
-/// Asks all nodes of a list what they are.
+/// Asks all nodes of a list for their standing.
 ///
 /// # Errors
-/// When the configuration cannot work.
+/// If the configuration is invalid.
 pub async fn survey(config: &NodesConfig) -> Result<Vec<Surveyed>, ChangeError> {
     config.check().map_err(ChangeError::Config)?;
     let mut surveyed = Vec::new();
@@ -84,11 +84,11 @@ pub async fn survey(config: &NodesConfig) -> Result<Vec<Surveyed>, ChangeError> 
     Ok(surveyed)
 }
 
-/// Has all nodes of the list be used with it from now on, and answers what they are then. The nodes of the `former`
-/// list are asked for pins as well. Clients that use another list are not served any more.
+/// Makes all nodes of the list members with this list, and returns their standing. Nodes of the
+/// `former` list are checked for pins as well. Clients with another list are not served any more.
 ///
 /// # Errors
-/// When a node does not answer, or has objects with hard pins that would not be found any more.
+/// If a node does not answer, or has objects with hard pins that could not be found any more.
 pub async fn change_list(
     config: &NodesConfig,
     former: &[NodeAddress],
@@ -172,7 +172,7 @@ async fn ask(
     }
 }
 
-/// Connects to a node and enters; answers what the node says then, and figures about its store.
+/// Connects to a node and enters; returns its standing, and statistics of its store.
 async fn visit(
     config: &NodesConfig,
     node: &NodeAddress,
@@ -183,7 +183,7 @@ async fn visit(
     let visit = async {
         let stream = TcpStream::connect(&node.address).await?;
         let hello = Hello::new(&config.name, random()?)?;
-        let mut link = Link::greet(stream, &config.secret, &hello, limit).await?;
+        let mut link = NodeLink::greet(stream, &config.secret, &hello, limit).await?;
         link.receive(limit).await?;
         let request = Request::Enter { seat, joins };
         link.send(request.kind(), |body| request.encode(body), &[]).await?;

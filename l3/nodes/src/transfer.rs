@@ -1,4 +1,4 @@
-//! Objects on their way between a client's pages and one node.
+//! Transfers between a client's pages and one node.
 
 mod direct;
 
@@ -8,31 +8,31 @@ use std::time::Duration;
 use super::codec::Malformed;
 use super::link::{LinkError, in_time};
 use super::messages::{Answer, IDS_MAX, Item, Offer, Parcel, Request};
-use super::peer::{Away, Call, Peer, Purpose};
+use super::peer::{Away, Peer, PeerCall, Purpose};
 use terrace_cache::PrefixDigest;
 use terrace_l3::{
     Get, GetOptions, Header, Mismatch, ObjectId, Put, PutOptions, Removal, Served, StoreError,
     Stored, Target,
 };
 
-/// So many bytes are asked for or offered at once.
+/// Maximum payload that is requested or offered in one call.
 const CALL_BYTES: usize = 64 << 20;
 
-/// A node that only says "later" so many times in a row is not asked any more.
+/// Number of consecutive "later" answers after which a node is not asked again.
 const LATERS_MAX: u32 = 100;
 
 /// An object of a batch.
 #[derive(Debug)]
-pub(super) struct Part<T, R> {
-    /// Its place in the batch.
+pub(super) struct BatchItem<T, R> {
+    /// Index in the batch.
     pub(super) number: usize,
-    /// What is to be done.
+    /// Request for the object.
     pub(super) job: T,
-    /// What came of it; nothing yet.
+    /// Result; `None` while it is unknown.
     pub(super) result: Option<Result<R, StoreError>>,
 }
 
-impl<T, R> Part<T, R> {
+impl<T, R> BatchItem<T, R> {
     pub(super) fn new(number: usize, job: T) -> Self {
         Self { number, job, result: None }
     }
@@ -43,9 +43,9 @@ impl<T, R> Part<T, R> {
 pub(super) struct Wanted {
     pub(super) id: ObjectId,
     pub(super) length: usize,
-    /// What it must be the KV of.
+    /// Prefix that it must be the KV of.
     pub(super) prefix: Option<PrefixDigest>,
-    /// Where its bytes go. It is gone only if an adapter did not let go of it.
+    /// Target of its bytes. `None` only if an adapter did not release it.
     pub(super) target: Option<Target>,
 }
 
@@ -61,8 +61,8 @@ impl Wanted {
     }
 }
 
-pub(super) type Got = Part<Wanted, Served>;
-pub(super) type Sent = Part<Put, Stored>;
+pub(super) type Got = BatchItem<Wanted, Served>;
+pub(super) type Sent = BatchItem<Put, Stored>;
 
 impl Peer {
     /// Reads objects from this node. All have a result afterwards.
@@ -83,7 +83,8 @@ impl Peer {
         let mut foreign: Vec<ObjectId> = Vec::new();
         for part in &parts {
             match part.result {
-                // It is sound, so the node would keep it, and never take the one of this name that is wanted.
+                // The object is sound, so the node would keep it and never accept the wanted one
+                // under this id.
                 Some(Err(StoreError::Corrupt(Mismatch::Prefix))) => foreign.push(part.job.id),
                 Some(Err(StoreError::Corrupt(_))) => suspects.push(part.job.id),
                 Some(Ok(_) | Err(_)) | None => {}
@@ -96,7 +97,8 @@ impl Peer {
             self.change(removal, objects, limit_ms).await;
         }
         if !suspects.is_empty() {
-            // The bytes may have been damaged here, there or on the way: the node finds out.
+            // The bytes may have been damaged on either side or in between: the node verifies its
+            // copy.
             let objects = suspects.len();
             let limit_ms = self.config.control_timeout_ms;
             self.change(Request::Suspect(suspects), objects, limit_ms).await;
@@ -151,7 +153,7 @@ impl Peer {
             let mut call = self.call(Purpose::Transfer).await?;
             let bytes = parts.iter().map(|part| part.job.source.len()).sum();
             let limit_ms = self.config.put_timeout_ms;
-            // The node takes its time twice: to find room, and to store.
+            // The node has the time limit twice: to find room, and to store.
             let limit = Duration::from_millis(2 * limit_ms) + call.link.limit(bytes);
             match in_time(limit, put(&mut call, parts, options, limit_ms)).await {
                 Ok(()) => {
@@ -166,7 +168,7 @@ impl Peer {
 }
 
 async fn get(
-    call: &mut Call<'_>,
+    call: &mut PeerCall<'_>,
     parts: &mut [&mut Got],
     options: GetOptions,
     limit_ms: u64,
@@ -199,7 +201,7 @@ async fn get(
     Ok(())
 }
 
-/// What came of objects that were asked for, those that were sent being where they belong.
+/// Sets the results of requested objects, whose payloads have been received.
 fn settle(
     parts: &mut [&mut Got],
     parcels: Vec<Parcel>,
@@ -222,7 +224,7 @@ fn settle(
 }
 
 async fn put(
-    call: &mut Call<'_>,
+    call: &mut PeerCall<'_>,
     parts: &mut [&mut Sent],
     options: PutOptions,
     limit_ms: u64,
@@ -265,7 +267,7 @@ async fn put(
     Ok(())
 }
 
-/// What came of objects that were offered, given what came of those that were wanted.
+/// Sets the results of offered objects, given the results of those that were wanted.
 fn settle_offers(
     parts: &mut [&mut Sent],
     offers: Vec<Offer>,
@@ -281,10 +283,13 @@ fn settle_offers(
     }
 }
 
-/// The next objects without a result, as many as go into one call.
-fn unanswered<T, R>(parts: &mut [Part<T, R>], bytes: impl Fn(&T) -> usize) -> Vec<&mut Part<T, R>> {
+/// Next objects without a result, as many as fit in one call.
+fn unanswered<T, R>(
+    parts: &mut [BatchItem<T, R>],
+    bytes: impl Fn(&T) -> usize,
+) -> Vec<&mut BatchItem<T, R>> {
     let mut left = CALL_BYTES;
-    let mut some: Vec<&mut Part<T, R>> = Vec::new();
+    let mut some: Vec<&mut BatchItem<T, R>> = Vec::new();
     for part in parts.iter_mut().filter(|part| part.result.is_none()) {
         let bytes = bytes(&part.job);
         if some.len() == IDS_MAX || (bytes > left && !some.is_empty()) {
@@ -296,13 +301,13 @@ fn unanswered<T, R>(parts: &mut [Part<T, R>], bytes: impl Fn(&T) -> usize) -> Ve
     some
 }
 
-fn give_up<T, R>(parts: &mut [Part<T, R>], error: &StoreError) {
+fn give_up<T, R>(parts: &mut [BatchItem<T, R>], error: &StoreError) {
     for part in parts.iter_mut().filter(|part| part.result.is_none()) {
         part.result = Some(Err(error.clone()));
     }
 }
 
-/// Sees to it that asking again comes to an end.
+/// Limit on repeated requests.
 #[derive(Debug, Default)]
 struct Laters {
     left_before: Option<usize>,
@@ -310,8 +315,8 @@ struct Laters {
 }
 
 impl Laters {
-    /// Whether something is left to be asked for.
-    fn go_on<T, R>(&mut self, parts: &mut [Part<T, R>]) -> bool {
+    /// Returns true if objects are left to request, and the limit is not reached.
+    fn go_on<T, R>(&mut self, parts: &mut [BatchItem<T, R>]) -> bool {
         let left = parts.iter().filter(|part| part.result.is_none()).count();
         self.in_vain = if self.left_before == Some(left) { self.in_vain + 1 } else { 0 };
         self.left_before = Some(left);

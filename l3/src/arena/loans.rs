@@ -1,22 +1,23 @@
-//! Many pages that are lent at once: one owner for all of them, which costs a few nanoseconds a page.
+//! Loans of many pages at once: one owner for all of them, at a few nanoseconds per page.
 
 use std::fmt;
 use std::sync::Arc;
 
-use super::{Arena, Inner, Lending, Lent};
+use super::{Arena, Lending, Lent, Slab};
 
-/// Pages of one arena that are lent for reading. Dropping it gives all of them back.
+/// Pages of one arena lent for reading. Dropping it returns all of them.
 pub struct Sources(Loans);
 
-/// Pages of one arena that are lent for writing. Dropping it gives all of them back.
+/// Pages of one arena lent for writing. Dropping it returns all of them.
 pub struct Targets(Loans);
 
-/// So many pages are looked at before they are taken one by one: looking waits for the memory of all of them at once, and
-/// taking one waits for all that came before it.
+/// Number of pages that are inspected before they are taken one by one. Inspecting overlaps the
+/// cache misses of all of them; taking a page is an atomic operation that waits for all memory
+/// accesses before it.
 const LOOK_AHEAD: usize = 64;
 
 struct Loans {
-    inner: Arc<Inner>,
+    inner: Arc<Slab>,
     pages: Vec<u32>,
 }
 
@@ -24,27 +25,27 @@ impl Arena {
     /// Lends pages for reading: all of them, or none.
     ///
     /// # Errors
-    /// When somebody may be writing to one of them.
+    /// If one of them is lent for writing.
     ///
     /// # Panics
-    /// When the arena has no such page.
+    /// If the arena has no such page.
     pub fn sources(&self, pages: impl IntoIterator<Item = u32>) -> Result<Sources, Lent> {
         let mut sources = Sources(Loans::none_of(self));
-        // What was taken before one that is not to be had goes back with `sources`.
-        sources.0.take(pages.into_iter(), Lending::is_to_be_shared, Lending::share)?;
+        // Pages that were taken before the one that is lent are returned when `sources` is dropped.
+        sources.0.take(pages.into_iter(), Lending::is_shareable, Lending::share)?;
         Ok(sources)
     }
 
     /// Lends pages for writing: all of them, or none.
     ///
     /// # Errors
-    /// When somebody may be reading one of them or writing to it, or when one of them comes twice.
+    /// If one of them is lent, or is listed twice.
     ///
     /// # Panics
-    /// When the arena has no such page.
+    /// If the arena has no such page.
     pub fn targets(&self, pages: impl IntoIterator<Item = u32>) -> Result<Targets, Lent> {
         let mut targets = Targets(Loans::none_of(self));
-        targets.0.take(pages.into_iter(), Lending::is_idle, Lending::seize)?;
+        targets.0.take(pages.into_iter(), Lending::is_idle, Lending::lend_exclusively)?;
         Ok(targets)
     }
 }
@@ -83,7 +84,7 @@ impl Loans {
     }
 
     fn give_back(&self, give_back: impl Fn(&Lending)) {
-        let Inner { lending, returned, .. } = &*self.inner;
+        let Slab { lending, returned, .. } = &*self.inner;
         self.pages.iter().for_each(|page| give_back(&lending[*page as usize]));
         returned.notify_waiters();
     }
@@ -96,31 +97,32 @@ impl Loans {
 macro_rules! loans {
     ($name:ident) => {
         impl $name {
-            /// How many pages they are.
+            /// Number of pages.
             #[must_use]
             pub fn len(&self) -> usize {
                 self.0.pages.len()
             }
 
-            /// Whether they are none.
+            /// Returns true if there are no pages.
             #[must_use]
             pub fn is_empty(&self) -> bool {
                 self.0.pages.is_empty()
             }
 
-            /// Where pages begin, in the order in which they were asked for, for transfers that a device performs.
+            /// Addresses of the pages in the order of the request, for transfers that a device
+            /// performs.
             pub fn starts(&self) -> impl ExactSizeIterator<Item = *mut u8> {
                 self.0.pages.iter().map(|page| self.0.inner.start(*page))
             }
 
-            /// The bytes of the n-th of them.
+            /// Bytes of the `n`-th page.
             ///
             /// # Panics
-            /// When they are not so many.
+            /// If there is no such page.
             #[must_use]
             pub fn bytes(&self, n: usize) -> &[u8] {
-                // SAFETY: the bytes are initialised memory of the arena, and while this loan lasts nobody else writes
-                // to them.
+                // SAFETY: the bytes are initialised memory of the arena, and while this loan lasts
+                // nothing else writes to them.
                 unsafe { std::slice::from_raw_parts(self.0.start(n), self.0.inner.page_bytes) }
             }
         }
@@ -138,13 +140,13 @@ loans!(Sources);
 loans!(Targets);
 
 impl Targets {
-    /// The bytes of the n-th of them, to be written.
+    /// Bytes of the `n`-th page, for writing.
     ///
     /// # Panics
-    /// When they are not so many.
+    /// If there is no such page.
     #[must_use]
     pub fn bytes_mut(&mut self, n: usize) -> &mut [u8] {
-        // SAFETY: as for reading, and nobody else reads them either: each page is lent once.
+        // SAFETY: as for reading, and nothing else reads them either: each page is lent once.
         unsafe { std::slice::from_raw_parts_mut(self.0.start(n), self.0.inner.page_bytes) }
     }
 }
@@ -157,7 +159,7 @@ impl Drop for Sources {
 
 impl Drop for Targets {
     fn drop(&mut self) {
-        self.0.give_back(Lending::yield_up);
+        self.0.give_back(Lending::release_writer);
     }
 }
 
@@ -200,7 +202,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_waits_for_one_of_them_is_woken() {
+    async fn returning_many_pages_wakes_waiters() {
         let arena = Arena::new(2, 64).unwrap();
         let targets = arena.targets([0, 1]).unwrap();
         let waiter = tokio::spawn({

@@ -1,28 +1,30 @@
-//! Which object goes when there is no room.
+//! Eviction policy.
 //!
-//! Objects stand in a row as they came, and the oldest goes. If it was asked for meanwhile, it stands at the end of
-//! the row again instead. So nothing goes before something older that nobody has asked for. Protected objects stand
-//! in rows of their own, so that no search for a victim passes them: one for each owner of hard pins, one for each
-//! time at which leases end, and one for soft pins. What does not protect any more puts its row back, all at once.
+//! Unprotected objects form a queue, and the oldest is evicted. If it was requested since it
+//! entered the queue, it moves to the end instead. So no object is evicted before an older one that
+//! was never requested. Protected objects are in separate rows, which no search for a victim
+//! visits: one row per owner of hard pins, one per end time of leases, and one for soft pins. When
+//! a protection ends, its whole row moves to the queue in one step.
 
 use super::rings::Ring;
-use super::{Catalogue, NOBODY, Slot, State};
+use super::{Catalogue, NO_OWNER, Slot, SlotState};
 
-/// Objects that are looked at for one victim, at most: the catalogue is locked meanwhile.
-const LOOKED_AT_MAX: u32 = 64;
+/// Maximum number of objects that one search inspects; the catalogue is locked meanwhile.
+const INSPECTED_MAX: u32 = 64;
 
-/// What a search for a victim came to.
+/// Outcome of a search for a victim.
 enum Search {
     Found(Slot),
-    /// No object of the row may go.
+    /// The row has no object that may be evicted.
     Nothing,
-    /// None of those that were looked at may go, and there are others.
+    /// None of the inspected objects may be evicted, but the row has more.
     Unfinished,
 }
 
 impl Catalogue {
-    /// Dooms the object that is missed least, if any may go; one with a soft pin if no other may. However many
-    /// objects there are, few are looked at: where so many are being read, it may fail though another could go.
+    /// Dooms the least useful object that may be evicted; one with a soft pin only if there is no
+    /// other. Returns false if there is none. A search inspects a bounded number of objects, so it
+    /// may miss a victim while many are being read.
     pub fn evict(&mut self, now_ms: u64) -> bool {
         self.end_protection(now_ms);
         let found = match self.search(self.plain) {
@@ -35,8 +37,8 @@ impl Catalogue {
         true
     }
 
-    /// Whether nothing is free and nothing can be evicted unless somebody changes that. What is being
-    /// written or read changes by itself.
+    /// Returns true if no slot is free and none can be evicted until a pin, lease or read changes
+    /// that. Objects that are being written or read count as about to change.
     pub fn is_stuck(&self, now_ms: u64) -> bool {
         let is_empty = |ring| self.rings.oldest(ring).is_none();
         let nothing_goes = is_empty(self.plain) && is_empty(self.softly_pinned);
@@ -45,7 +47,7 @@ impl Catalogue {
         !self.has_free() && all_is_still && nothing_goes && is_protected
     }
 
-    /// Puts what leases and gone owners do not protect any more among what may go.
+    /// Moves objects whose lease or owner has expired to the queue.
     pub(super) fn end_protection(&mut self, now_ms: u64) {
         while let Some(ring) = self.leases.take_ended(now_ms) {
             self.rings.remove_into(ring, self.plain);
@@ -60,18 +62,18 @@ impl Catalogue {
 
     fn search(&mut self, ring: Ring) -> Search {
         let (mut asked_for, mut first_kept) = (None, None);
-        for _ in 0..LOOKED_AT_MAX {
+        for _ in 0..INSPECTED_MAX {
             let Some(slot) = self.rings.oldest(ring).filter(|slot| first_kept != Some(*slot))
             else {
                 return asked_for.map_or(Search::Nothing, Search::Found);
             };
             #[cfg(test)]
             {
-                self.looked_at += 1;
+                self.inspected += 1;
             }
             let home = self.home(slot);
             if home != ring {
-                // It came here with others that nothing protects any more.
+                // Its row was merged with rows that lost their protection.
                 self.rings.shift(home, slot);
                 continue;
             }
@@ -85,14 +87,14 @@ impl Catalogue {
             }
             self.rings.shift(ring, slot);
         }
-        // All that was looked at has been asked for: then the oldest of it goes.
+        // All inspected objects were requested since: evict the oldest of them.
         asked_for.map_or(Search::Unfinished, Search::Found)
     }
 
-    /// The row in which a present object belongs.
+    /// Row in which a present object belongs.
     fn home(&mut self, slot: Slot) -> Ring {
         let entry = &self.entries[slot as usize];
-        if entry.owner != NOBODY
+        if entry.owner != NO_OWNER
             && let Some(ring) = self.owners.ring(entry.owner, &mut self.rings)
         {
             return ring;
@@ -104,20 +106,20 @@ impl Catalogue {
         }
     }
 
-    /// The object in `slot` is present from now on, and the newest.
-    pub(super) fn stand_in_row(&mut self, slot: Slot) {
+    /// Adds the present object in `slot` to its row, as the newest.
+    pub(super) fn enter_row(&mut self, slot: Slot) {
         let home = self.home(slot);
         self.rings.push(home, slot);
     }
 
-    /// The object in `slot` is not present any more.
+    /// Removes the object in `slot` from its row.
     pub(super) fn leave_row(&mut self, slot: Slot) {
         self.rings.unlink(slot);
     }
 
-    /// Something about what protects the object in `slot` has changed.
+    /// Moves the object in `slot` to the row that matches its protection.
     pub(super) fn change_row(&mut self, slot: Slot) {
-        if self.entries[slot as usize].state == State::Present {
+        if self.entries[slot as usize].state == SlotState::Present {
             let home = self.home(slot);
             self.rings.shift(home, slot);
         }

@@ -1,14 +1,14 @@
-//! Digests of namespaces as small numbers: there are few of them and they are long.
+//! Namespace digests interned as small numbers: there are few of them, and a digest is long.
 
 use terrace_cache::{HashedMap, PageKey};
 
 use crate::object::ObjectId;
 
-/// The namespaces of the objects in a catalogue.
+/// Namespaces of the objects in a catalogue.
 #[derive(Debug, Default)]
 pub(super) struct Namespaces {
     numbers: HashedMap<PageKey, u32>,
-    /// Each digest with the number of slots that refer to it; those with none are free.
+    /// Each digest with the number of slots that refer to it; entries without slots are free.
     digests: Vec<(PageKey, u32)>,
     free: Vec<u32>,
 }

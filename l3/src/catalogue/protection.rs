@@ -1,18 +1,18 @@
-//! What keeps an object from being evicted or removed: pins and leases.
+//! Protection from eviction and removal: pins and leases.
 
-use super::{Catalogue, NOBODY, Slot};
+use super::{Catalogue, NO_OWNER, Slot};
 use crate::object::ObjectId;
 use crate::store::{Owner, Pin, StoreError};
 
 impl Catalogue {
-    /// Protects an object from eviction, and answers where it is.
+    /// Pins an object and returns its slot.
     pub fn pin(&mut self, id: &ObjectId, pin: Pin, now_ms: u64) -> Result<Slot, StoreError> {
         let slot = self.find(id).ok_or(StoreError::Missing)?;
         self.pin_slot(slot, pin, now_ms)?;
         Ok(slot)
     }
 
-    /// Takes back a pin, and answers of which slot.
+    /// Removes a pin and returns the slot.
     pub fn unpin(&mut self, id: &ObjectId, pin: Pin) -> Result<Slot, StoreError> {
         let slot = self.find(id).ok_or(StoreError::Missing)?;
         let entry = &mut self.entries[slot as usize];
@@ -31,23 +31,23 @@ impl Catalogue {
         Ok(slot)
     }
 
-    /// Whether the object has a hard pin.
+    /// Returns true if the object has a hard pin.
     pub fn is_pinned(&self, id: &ObjectId) -> bool {
-        self.find(id).is_some_and(|slot| self.entries[slot as usize].owner != NOBODY)
+        self.find(id).is_some_and(|slot| self.entries[slot as usize].owner != NO_OWNER)
     }
 
-    /// The owner is there: its pins count until it is said to be gone.
+    /// Marks the owner as connected: its pins last until [`Catalogue::let_go`].
     pub fn hold(&mut self, owner: Owner) {
         self.owners.set_end(owner, u64::MAX);
     }
 
-    /// The owner is gone: its pins count until then, unless it comes back.
+    /// Marks the owner as disconnected: its pins expire at `until_ms`, unless it returns.
     pub fn let_go(&mut self, owner: Owner, until_ms: u64) {
         self.owners.set_end(owner, until_ms);
         self.pins_end(until_ms);
     }
 
-    /// Nobody knows which owners are there.
+    /// Marks all owners as disconnected, since none is known to be connected.
     pub fn doubt_owners(&mut self, until_ms: u64) {
         self.owners.set_all_ends(until_ms);
         self.pins_end(until_ms);
@@ -57,8 +57,9 @@ impl Catalogue {
         self.owners_end_ms = self.owners_end_ms.min(at_ms);
     }
 
-    /// Protects an object until `now_ms + ttl_ms`, unless `leases_max` others are protected already. It counts as used
-    /// in any case: who wants a lease is about to read it, or has it elsewhere and uses it there.
+    /// Leases an object until `now_ms + ttl_ms`, unless `leases_max` others are leased. Counts as a
+    /// use in any case: the caller is about to read the object, or already has a copy and uses
+    /// that.
     pub fn lease(&mut self, slot: Slot, now_ms: u64, ttl_ms: u64, leases_max: usize) {
         self.end_protection(now_ms);
         let entry = &mut self.entries[slot as usize];

@@ -1,13 +1,13 @@
-//! Slots in rows: every present object stands in one, in the order in which it came there.
+//! Rows of slots as linked lists. Each present object is in one row, in order of arrival.
 
 use super::{NO_SLOT, Slot, push_tightly};
 
-/// A row of slots. It has an anchor among the slots' neighbours, so that a slot leaves its row without knowing which
-/// one that is.
+/// A row of slots. Its anchor is a link among those of the slots, so that a slot can leave its row
+/// without knowing which row that is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ring(Slot);
 
-/// Those beside a slot, or beside an anchor: the newest and the oldest of its row.
+/// Links of a slot, or of an anchor, which link to the newest and the oldest of its row.
 #[derive(Clone, Copy, Debug)]
 struct Neighbours {
     older: Slot,
@@ -20,18 +20,18 @@ const NOWHERE: Neighbours = Neighbours { older: NO_SLOT, newer: NO_SLOT };
 #[derive(Debug, Default)]
 pub(super) struct Rings {
     slots: Vec<Neighbours>,
-    /// From the largest number down, where there are no slots.
+    /// Numbered downwards from the largest slot number, where there are no slots.
     anchors: Vec<Neighbours>,
     free: Vec<Ring>,
 }
 
 impl Rings {
-    /// Appends a slot, which is in no row.
+    /// Adds a slot that is in no row.
     pub(super) fn push_slot(&mut self) {
         push_tightly(&mut self.slots, NOWHERE);
     }
 
-    /// An empty row.
+    /// Creates an empty row.
     pub(super) fn add(&mut self) -> Ring {
         let ring = self.free.pop().unwrap_or_else(|| {
             self.anchors.push(NOWHERE);
@@ -41,13 +41,13 @@ impl Rings {
         ring
     }
 
-    /// Puts the slots of a row at the end of another, and the row away.
+    /// Appends the slots of a row to another and frees the row.
     pub(super) fn remove_into(&mut self, ring: Ring, other: Ring) {
         self.append(ring, other);
         self.free.push(ring);
     }
 
-    /// Puts the slots of a row at the end of another.
+    /// Appends the slots of a row to another.
     pub(super) fn append(&mut self, from: Ring, to: Ring) {
         let Neighbours { older: newest, newer: oldest } = *self.at(from.0);
         if oldest == from.0 {
@@ -59,32 +59,32 @@ impl Rings {
         self.connect(from.0, from.0);
     }
 
-    /// The slot that has been in the row for longest.
+    /// Slot that has been in the row for longest.
     pub(super) fn oldest(&self, ring: Ring) -> Option<Slot> {
         let oldest = self.anchors[(NO_SLOT - ring.0) as usize - 1].newer;
         (oldest != ring.0).then_some(oldest)
     }
 
-    /// Puts a slot that is in no row at the end of one.
+    /// Appends a slot that is in no row.
     pub(super) fn push(&mut self, ring: Ring, slot: Slot) {
         let last = self.at(ring.0).older;
         self.connect(last, slot);
         self.connect(slot, ring.0);
     }
 
-    /// Takes a slot out of its row.
+    /// Removes a slot from its row.
     pub(super) fn unlink(&mut self, slot: Slot) {
         let Neighbours { older, newer } = std::mem::replace(self.at(slot), NOWHERE);
         self.connect(older, newer);
     }
 
-    /// Puts a slot from its row at the end of another, or of the same.
+    /// Moves a slot from its row to the end of another, or of the same.
     pub(super) fn shift(&mut self, ring: Ring, slot: Slot) {
         self.unlink(slot);
         self.push(ring, slot);
     }
 
-    /// The size in memory.
+    /// Size in memory.
     pub(super) fn bytes(&self) -> usize {
         (self.slots.capacity() + self.anchors.capacity()) * size_of::<Neighbours>()
             + self.free.capacity() * size_of::<Ring>()

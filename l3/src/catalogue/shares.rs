@@ -1,39 +1,39 @@
-//! Shares of the slots that groups of namespaces are limited to.
+//! Limits on the share of slots that groups of namespaces may use.
 //!
-//! A group that has its share makes room for its next object itself: one of its own objects goes. So it can neither
-//! evict more of the others' objects than its share, nor pin or reserve more.
+//! A group at its limit evicts one of its own objects for each new one. So it cannot evict, pin or
+//! reserve more than its share at the expense of the others.
 
 use std::collections::BTreeSet;
 
 use terrace_cache::{HashedMap, PageKey};
 
-use super::{Catalogue, Slot, State};
+use super::{Catalogue, Slot, SlotState};
 use crate::store::StoreError;
 
-/// A group of namespaces, and what share of a store it may have.
+/// A group of namespaces and its share of a store.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamespaceShare {
-    /// Digests of the namespaces. One that is in several groups belongs to the first.
+    /// Digests of the namespaces. A namespace in several groups belongs to the first.
     pub namespaces: BTreeSet<PageKey>,
-    /// Of all slots, at least one.
+    /// Share of all slots; at least one slot.
     pub share: f64,
 }
 
-/// How many objects of its own a group loses with each of its puts, at most, while it has more than its share.
+/// Maximum number of its own objects that a group above its limit loses per put.
 const EVICTIONS_PER_PUT: usize = 4;
 
 #[derive(Debug, Default)]
 pub(super) struct Shares {
     groups: HashedMap<PageKey, usize>,
-    list: Vec<Holdings>,
+    list: Vec<GroupUsage>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Holdings {
+struct GroupUsage {
     /// Slots whose object is being written or present.
     used: Slot,
     slots_max: Slot,
-    /// Where the search for the next object to go begins.
+    /// Slot where the next search for a victim starts.
     hand: Slot,
 }
 
@@ -42,14 +42,14 @@ impl Shares {
         if self.list.is_empty() { None } else { self.groups.get(namespace).copied() }
     }
 
-    /// One more slot is for an object of the namespace.
+    /// Counts one more slot for the namespace.
     pub(super) fn enter(&mut self, namespace: &PageKey) {
         if let Some(group) = self.of(namespace) {
             self.list[group].used += 1;
         }
     }
 
-    /// One slot less is.
+    /// Counts one slot less for the namespace.
     pub(super) fn leave(&mut self, namespace: &PageKey) {
         if let Some(group) = self.of(namespace) {
             self.list[group].used -= 1;
@@ -58,12 +58,12 @@ impl Shares {
 
     pub(super) fn bytes(&self) -> usize {
         self.groups.capacity() * size_of::<(PageKey, usize)>()
-            + self.list.capacity() * size_of::<Holdings>()
+            + self.list.capacity() * size_of::<GroupUsage>()
     }
 }
 
 impl Catalogue {
-    /// Limits groups of namespaces. What a group has beyond its share goes when it stores something.
+    /// Limits groups of namespaces. A group above its limit shrinks with its next puts.
     pub fn set_shares(&mut self, shares: &[NamespaceShare]) {
         let mut groups = HashedMap::default();
         let mut list = Vec::with_capacity(shares.len());
@@ -72,25 +72,25 @@ impl Catalogue {
                 groups.entry(*namespace).or_insert(list.len());
             }
             let slots_max = ((f64::from(self.slots()) * share) as Slot).max(1);
-            list.push(Holdings { used: 0, slots_max, hand: 0 });
+            list.push(GroupUsage { used: 0, slots_max, hand: 0 });
         }
         self.shares = Shares { groups, list };
         for entry in &self.entries {
-            if let State::Writing | State::Present = entry.state {
+            if let SlotState::Writing | SlotState::Present = entry.state {
                 self.shares.enter(&self.namespaces.digest(entry.namespace));
             }
         }
     }
 
-    /// Sees to it that there may be one more object of the namespace.
-    pub(super) fn keep_to_share(
+    /// Makes room for one more object of the namespace within its group's share.
+    pub(super) fn enforce_share(
         &mut self,
         namespace: &PageKey,
         now_ms: u64,
     ) -> Result<(), StoreError> {
         let Some(group) = self.shares.of(namespace) else { return Ok(()) };
         for evicted in 0..EVICTIONS_PER_PUT {
-            let Holdings { used, slots_max, .. } = self.shares.list[group];
+            let GroupUsage { used, slots_max, .. } = self.shares.list[group];
             if used < slots_max {
                 break;
             }
@@ -101,8 +101,8 @@ impl Catalogue {
         Ok(())
     }
 
-    /// Dooms an object of the group: one that was not asked for since the last time, or else one with a soft pin.
-    /// A call looks at few slots; the next one goes on from there.
+    /// Dooms an object of the group: one that was not requested since the last pass, or else one
+    /// with a soft pin. Inspects a bounded number of slots; the next call continues there.
     fn evict_of(&mut self, group: usize, now_ms: u64) -> bool {
         const STEPS_MAX: u32 = 4096;
         let mut soft_pinned = None;
@@ -112,7 +112,7 @@ impl Catalogue {
             let slot = *hand % slots;
             *hand = (slot + 1) % slots;
             let entry = &mut self.entries[slot as usize];
-            let is_protected = entry.state != State::Present
+            let is_protected = entry.state != SlotState::Present
                 || self.shares.of(&self.namespaces.digest(entry.namespace)) != Some(group)
                 || self.owners.protects(entry.owner, now_ms)
                 || entry.readers > 0
@@ -187,7 +187,7 @@ mod tests {
             put(&mut catalogue, id(OURS, key), None).unwrap();
         }
         assert_eq!((there(&catalogue, OURS), there(&catalogue, THEIRS)), (25, 75));
-        // What is asked for stays.
+        // Requested objects stay.
         let kept = id(OURS, 499);
         for key in 500..530 {
             put(&mut catalogue, id(OURS, key), None).unwrap();
@@ -222,7 +222,7 @@ mod tests {
             }
             assert_eq!(there(&catalogue, THEIRS), 75);
         }
-        // Soft pins give way.
+        // Soft pins yield.
         let mut catalogue = limited();
         for key in 0..60 {
             put(&mut catalogue, id(OURS, key), Some(Pin::Soft)).unwrap();
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_already_counts() {
+    fn existing_objects_count() {
         let mut catalogue = Catalogue::new(100, 100);
         for key in 0..60 {
             put(&mut catalogue, id(OURS, key), None).unwrap();

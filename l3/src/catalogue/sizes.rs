@@ -1,11 +1,11 @@
-//! Which sizes and shares a store can have.
+//! Limits on the sizes and shares of a store.
 
 use super::{NO_SLOT, Slot};
 
-/// Numbers of slots that the anchors of rows have instead.
+/// Slot numbers that are reserved for the anchors of rows.
 const ANCHORS_MAX: Slot = 1 << 24;
 
-/// How many slots of `slot_bytes` there are in `capacity_bytes`.
+/// Number of slots of `slot_bytes` in `capacity_bytes`.
 pub fn slots_of(capacity_bytes: u64, slot_bytes: u64) -> Result<Slot, String> {
     if slot_bytes > u64::from(u32::MAX) {
         return Err("objects may have at most 4 GiB".to_owned());
@@ -20,7 +20,7 @@ pub fn slots_of(capacity_bytes: u64, slot_bytes: u64) -> Result<Slot, String> {
     Ok(slots as Slot)
 }
 
-/// Whether shares of the slots can be what they are set to.
+/// Checks the configured shares of slots.
 pub fn check_shares(low: f64, high: f64, leased: f64) -> Result<(), String> {
     if [low, high, leased].iter().all(|share| (0.0..=1.0).contains(share)) && low <= high {
         return Ok(());
@@ -30,7 +30,7 @@ pub fn check_shares(low: f64, high: f64, leased: f64) -> Result<(), String> {
         .to_owned())
 }
 
-/// How many objects may be leased at a time in a store of so many slots.
+/// Number of objects that may be leased at a time in a store of `slots` slots.
 pub fn leases_max(slots: Slot, share: f64) -> usize {
     (f64::from(slots) * share) as usize
 }

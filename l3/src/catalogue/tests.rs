@@ -1,4 +1,4 @@
-//! Random steps against a plain list of slots.
+//! Random steps, compared with a plain list of slots.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use super::*;
 
 const TTL_MS: u64 = 10;
 
-/// Steps name slots and objects by numbers that are cut to what there is.
+/// Steps choose slots and objects by number, modulo how many there are.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Reserve { id: ObjectId, pin: Option<Pin> },
@@ -74,12 +74,12 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A slot that is not free.
+/// A slot in use.
 #[derive(Clone, Copy, Debug)]
 struct Taken {
     id: ObjectId,
     length: u32,
-    state: State,
+    state: SlotState,
     owner: Option<Owner>,
     soft_pin: bool,
     leased_until_ms: u64,
@@ -95,16 +95,16 @@ impl Taken {
     }
 
     fn doom(&mut self) {
-        self.state = State::Doomed;
+        self.state = SlotState::Doomed;
         self.owner = None;
     }
 }
 
-/// The catalogue and what must be in it.
+/// The catalogue and its expected content.
 struct Expectation {
     catalogue: Catalogue,
     slots: BTreeMap<Slot, Taken>,
-    /// Owners that are gone, and until when their pins count.
+    /// Disconnected owners, and when their pins expire.
     gone: BTreeMap<Owner, u64>,
     now_ms: u64,
 }
@@ -119,12 +119,12 @@ impl Expectation {
         match step {
             Step::Reserve { id, pin } => self.reserve(id, pin),
             Step::Publish { which } => {
-                if let Some(slot) = self.nth(which, |it| it.state == State::Writing) {
+                if let Some(slot) = self.nth(which, |it| it.state == SlotState::Writing) {
                     self.publish(slot);
                 }
             }
             Step::Abandon { which } => {
-                if let Some(slot) = self.nth(which, |it| it.state == State::Writing) {
+                if let Some(slot) = self.nth(which, |it| it.state == SlotState::Writing) {
                     self.catalogue.abandon(slot);
                     self.slots.remove(&slot);
                 }
@@ -180,18 +180,18 @@ impl Expectation {
                 for taken in self.slots.values_mut() {
                     let same = taken.id.with_generation(0) == id.with_generation(0);
                     let lower = same && taken.id.generation < id.generation;
-                    if lower && taken.state == State::Present {
+                    if lower && taken.state == SlotState::Present {
                         taken.doom();
                     }
                 }
             }
             Step::Evict => self.evict(),
             Step::Release { which } => {
-                // The catalogue hands out the doomed ones, and does not mind how long they are kept.
+                // The catalogue hands out doomed slots; they may be kept for any time.
                 self.catalogue.take_doomed();
-                if let Some(slot) = self.nth(which, |it| it.state == State::Doomed) {
+                if let Some(slot) = self.nth(which, |it| it.state == SlotState::Doomed) {
                     self.catalogue.release(slot);
-                    self.slot(slot).state = State::Leaving;
+                    self.slot(slot).state = SlotState::Leaving;
                     self.drop_if_left(slot);
                 }
             }
@@ -207,7 +207,7 @@ impl Expectation {
         let reserved = self.catalogue.reserve(&id, length, pin, self.now_ms);
         let mut others: Vec<(Slot, Taken)> = Vec::new();
         for (slot, taken) in &self.slots {
-            let findable = matches!(taken.state, State::Writing | State::Present);
+            let findable = matches!(taken.state, SlotState::Writing | SlotState::Present);
             let same = taken.id.with_generation(0) == id.with_generation(0);
             if findable && same && taken.id.generation >= id.generation {
                 others.push((*slot, *taken));
@@ -219,7 +219,7 @@ impl Expectation {
                 let taken = Taken {
                     id,
                     length,
-                    state: State::Writing,
+                    state: SlotState::Writing,
                     owner: None,
                     soft_pin: false,
                     leased_until_ms: 0,
@@ -247,11 +247,12 @@ impl Expectation {
             }
             Err(StoreError::BeingWritten) => {
                 assert!(!others.is_empty());
-                assert!(others.iter().all(|(_, it)| it.state == State::Writing));
+                assert!(others.iter().all(|(_, it)| it.state == SlotState::Writing));
             }
             Err(StoreError::Superseded { present }) => {
                 assert!(present > id.generation);
-                let is_it = |it: &Taken| it.id.generation == present && it.state == State::Present;
+                let is_it =
+                    |it: &Taken| it.id.generation == present && it.state == SlotState::Present;
                 assert!(others.iter().any(|(_, it)| is_it(it)));
             }
             Err(error) => panic!("{error}"),
@@ -260,10 +261,10 @@ impl Expectation {
 
     fn publish(&mut self, slot: Slot) {
         let replaced: BTreeSet<Slot> = self.catalogue.publish(slot).into_iter().collect();
-        self.slot(slot).state = State::Present;
+        self.slot(slot).state = SlotState::Present;
         let name = self.slots[&slot].id.with_generation(0);
         let present = |(_, it): &(&Slot, &Taken)| {
-            it.state == State::Present && it.id.with_generation(0) == name
+            it.state == SlotState::Present && it.id.with_generation(0) == name
         };
         let generations = self.slots.iter().filter(present);
         let (latest, _) = generations.clone().max_by_key(|(_, it)| it.id.generation).unwrap();
@@ -275,7 +276,7 @@ impl Expectation {
         }
     }
 
-    /// Gives an object a pin that it may have; whoever pins is there.
+    /// Pins an object for a connected owner.
     fn pin(&mut self, slot: Slot, pin: Pin) {
         self.slot(slot).pin(pin);
         if let Pin::Hard(owner) = pin {
@@ -283,7 +284,7 @@ impl Expectation {
         }
     }
 
-    /// Whether another's pin is in the way.
+    /// Returns true if another owner's pin conflicts.
     fn refuses(&self, taken: &Taken, pin: Pin) -> bool {
         matches!(pin, Pin::Hard(owner) if taken.owner != Some(owner)) && self.is_pinned(taken)
     }
@@ -293,7 +294,7 @@ impl Expectation {
         taken.owner.is_some_and(|owner| ends(owner) > self.now_ms)
     }
 
-    /// Nothing is remembered about an owner without pins.
+    /// An owner without pins leaves no trace.
     fn forget_owners(&mut self) {
         let slots = &self.slots;
         self.gone.retain(|owner, _| slots.values().any(|it| it.owner == Some(*owner)));
@@ -322,7 +323,8 @@ impl Expectation {
         let removed = self.catalogue.remove(&id, removal, self.now_ms);
         let now_ms = self.now_ms;
         let Some(slot) = self.find(&id) else {
-            let written = self.slots.values().any(|it| it.id == id && it.state == State::Writing);
+            let written =
+                self.slots.values().any(|it| it.id == id && it.state == SlotState::Writing);
             let expected = if written { StoreError::BeingWritten } else { StoreError::Missing };
             assert_eq!(removed, Err(expected));
             return;
@@ -340,10 +342,10 @@ impl Expectation {
         assert_eq!(removed, expected);
     }
 
-    /// Something goes whenever something may, and a soft pin only if nothing else may.
+    /// Evicts an object whenever one may be evicted; one with a soft pin only if there is no other.
     fn evict(&mut self) {
         let may_go = |it: &&Taken| {
-            it.state == State::Present
+            it.state == SlotState::Present
                 && !self.is_pinned(it)
                 && it.readers == 0
                 && it.leased_until_ms <= self.now_ms
@@ -364,13 +366,13 @@ impl Expectation {
 
     fn drop_if_left(&mut self, slot: Slot) {
         let taken = self.slots[&slot];
-        if taken.state == State::Leaving && taken.readers == 0 {
+        if taken.state == SlotState::Leaving && taken.readers == 0 {
             self.slots.remove(&slot);
         }
     }
 
     fn check(&self) {
-        let present = || self.slots.values().filter(|it| it.state == State::Present);
+        let present = || self.slots.values().filter(|it| it.state == SlotState::Present);
         let stats = self.catalogue.stats(1000, self.now_ms);
         assert_eq!(stats.objects, present().count() as u64);
         assert_eq!(stats.bytes, present().map(|it| u64::from(it.length)).sum::<u64>());
@@ -380,17 +382,19 @@ impl Expectation {
         assert_eq!(self.catalogue.has_free(), (self.slots.len() as u32) < self.catalogue.usable());
         for (slot, taken) in &self.slots {
             assert_eq!(self.catalogue.id(*slot), taken.id);
-            assert_eq!(self.catalogue.is_present(*slot), taken.state == State::Present);
+            assert_eq!(self.catalogue.is_present(*slot), taken.state == SlotState::Present);
             assert_eq!(self.catalogue.find(&taken.id), self.find(&taken.id));
         }
         if self.catalogue.is_stuck(self.now_ms) {
             assert!(!self.catalogue.has_free());
-            assert!(self.slots.values().all(|it| it.state == State::Present && it.readers == 0));
+            assert!(
+                self.slots.values().all(|it| it.state == SlotState::Present && it.readers == 0)
+            );
         }
     }
 
     fn find(&self, id: &ObjectId) -> Option<Slot> {
-        let is_it = |it: &Taken| it.state == State::Present && it.id == *id;
+        let is_it = |it: &Taken| it.state == SlotState::Present && it.id == *id;
         self.slots.iter().find(|(_, it)| is_it(it)).map(|(slot, _)| *slot)
     }
 
@@ -405,9 +409,9 @@ impl Expectation {
     }
 }
 
-/// A slot that is free again may be anywhere, and what is new in it is the newest all the same.
+/// A freed slot may be anywhere, yet its new object is the newest.
 #[test]
-fn the_newest_does_not_go_before_older_ones_that_nobody_asked_for() {
+fn a_new_object_in_an_old_slot_is_evicted_last() {
     const OLD: u128 = 100;
     let id = |number: u128| ObjectId::page(PageKey(1), PageKey(number));
     let mut catalogue = Catalogue::new(OLD as u32, OLD as u32);
@@ -439,7 +443,7 @@ fn the_newest_does_not_go_before_older_ones_that_nobody_asked_for() {
 
 /// A lease counts as a use, whether it is granted or not.
 #[test]
-fn what_was_leased_does_not_go_before_what_nobody_asked_for() {
+fn leased_objects_are_evicted_after_unrequested_ones() {
     let id = |number: u128| ObjectId::page(PageKey(1), PageKey(number));
     let mut catalogue = Catalogue::new(4, 4);
     for number in 0..4 {
@@ -458,9 +462,9 @@ fn what_was_leased_does_not_go_before_what_nobody_asked_for() {
     assert_eq!(left, [0, 1]);
 }
 
-/// Objects of all kinds that may not go, and what a search for a victim among them looks at.
+/// Protected objects of all kinds, and how many of them a search for a victim inspects.
 #[test]
-fn a_search_for_a_victim_looks_at_few_objects_whatever_protects_the_others() {
+fn a_search_for_a_victim_inspects_few_objects() {
     const EACH: u128 = 2_000;
     const SLOTS: Slot = 5 * EACH as Slot + 2;
     let id = |number: u128| ObjectId::page(PageKey(1), PageKey(number));
@@ -472,10 +476,10 @@ fn a_search_for_a_victim_looks_at_few_objects_whatever_protects_the_others() {
         slot
     };
     let evict = |catalogue: &mut Catalogue, now_ms| {
-        let before = catalogue.looked_at;
+        let before = catalogue.inspected;
         let evicted = catalogue.evict(now_ms);
-        let looked_at = catalogue.looked_at - before;
-        assert!(looked_at <= 128, "{looked_at} objects were looked at");
+        let inspected = catalogue.inspected - before;
+        assert!(inspected <= 128, "{inspected} objects were inspected");
         evicted
     };
     for number in 0..EACH {
@@ -489,7 +493,7 @@ fn a_search_for_a_victim_looks_at_few_objects_whatever_protects_the_others() {
     for _ in 0..3 {
         assert!(!evict(&mut catalogue, 1), "all is protected");
     }
-    // The newest two may go, one after the other.
+    // The newest two may be evicted, one after the other.
     let soft = put(&mut catalogue, 5 * EACH, Some(Pin::Soft));
     let plain = put(&mut catalogue, 5 * EACH + 1, None);
     for victim in [plain, soft] {
@@ -498,7 +502,7 @@ fn a_search_for_a_victim_looks_at_few_objects_whatever_protects_the_others() {
         catalogue.release(victim);
     }
     assert!(!evict(&mut catalogue, 1) && !catalogue.is_stuck(1), "two slots are free");
-    // Objects that are read, and others that were asked for.
+    // Objects that are being read, and others that were requested.
     for number in 0..EACH {
         put(&mut catalogue, 4 * EACH + number, None);
         catalogue.begin_read(&id(4 * EACH + number)).unwrap();
@@ -508,7 +512,7 @@ fn a_search_for_a_victim_looks_at_few_objects_whatever_protects_the_others() {
         catalogue.end_read(catalogue.find(&id(4 * EACH + number)).unwrap());
     }
     assert!(evict(&mut catalogue, 1), "all were asked for, and one goes");
-    // What stops to protect lets all go that it has protected.
+    // A protection that ends frees all objects that it protected.
     catalogue.let_go(owner(2), 50);
     for _ in 1..EACH {
         assert!(evict(&mut catalogue, 49));
@@ -522,7 +526,7 @@ fn a_search_for_a_victim_looks_at_few_objects_whatever_protects_the_others() {
         assert!(evict(&mut catalogue, 100));
     }
     assert!(!evict(&mut catalogue, u64::MAX - 1), "owner 1 is there");
-    // One who is gone and comes back protects again.
+    // An owner that disconnects and returns protects again.
     catalogue.let_go(owner(1), 200);
     assert!(evict(&mut catalogue, 200));
     catalogue.hold(owner(1));
@@ -530,7 +534,7 @@ fn a_search_for_a_victim_looks_at_few_objects_whatever_protects_the_others() {
     assert_eq!(refused, EACH, "the pins count again");
 }
 
-/// A table of several parts that all grow several times.
+/// A table of several parts that each grow several times.
 #[test]
 fn a_large_catalogue_finds_its_objects() {
     const SLOTS: Slot = 1 << 20;
@@ -600,7 +604,7 @@ proptest! {
             prop_assert_eq!(catalogue.find(id).is_some(), is_latest);
         }
         prop_assert_eq!(catalogue.stats(1, 0).objects, latest.len() as u64);
-        // What lost is released, and every slot that is not taken can be taken.
+        // Duplicates are released, and every other slot can be reserved.
         catalogue.release_doomed();
         let mut taken = 0;
         let other = |number: u128| ObjectId::page(PageKey(9), PageKey(number));

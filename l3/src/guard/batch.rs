@@ -1,4 +1,4 @@
-//! Batches of which the store is asked only a part, and whose answers must fit together again.
+//! Splitting a batch into the part that the store is asked for, and merging the results.
 
 use std::io;
 
@@ -6,8 +6,7 @@ use tokio::task::JoinError;
 
 use crate::store::{Results, StoreError};
 
-/// What is left of a batch without the objects that `skip` picks, and for each object whether it
-/// was picked.
+/// Removes the objects that `skip` selects from a batch. The flags say which were removed.
 pub fn split<O>(batch: Vec<O>, mut skip: impl FnMut(&O) -> bool) -> (Vec<O>, Vec<bool>) {
     let skipped: Vec<bool> = batch.iter().map(&mut skip).collect();
     let mut is_skipped = skipped.iter();
@@ -15,7 +14,7 @@ pub fn split<O>(batch: Vec<O>, mut skip: impl FnMut(&O) -> bool) -> (Vec<O>, Vec
     (asked, skipped)
 }
 
-/// Puts the answers of the batch together again: `instead` for each object that was skipped.
+/// Merges the results of the objects that were asked for with `instead` for each that was skipped.
 pub fn merge<T: Clone>(
     skipped: &[bool],
     asked: Results<T>,
@@ -26,8 +25,8 @@ pub fn merge<T: Clone>(
     skipped.iter().map(|skipped| if *skipped { instead.clone() } else { next() }).collect()
 }
 
-/// The results if there is one for each object. Otherwise nobody can tell which is whose, and all
-/// have failed.
+/// Returns the results if there is one per object. Otherwise they cannot be assigned, and all have
+/// failed.
 pub fn one_each<T: Clone>(results: Results<T>, objects: usize) -> Results<T> {
     if results.len() == objects {
         return results;
@@ -37,7 +36,7 @@ pub fn one_each<T: Clone>(results: Results<T>, objects: usize) -> Results<T> {
     vec![Err(StoreError::io("calling the store", &error)); objects]
 }
 
-/// What became of a call whose task died, because the store panicked or its runtime was shut down.
+/// Error of a call whose task died, because the store panicked or its runtime was shut down.
 pub fn died(error: JoinError) -> StoreError {
     StoreError::io("calling the store", &error.into())
 }
@@ -47,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_skipped_gets_its_place_back() {
+    fn skipped_objects_keep_their_position() {
         let (asked, skipped) = split(vec![1, 2, 3, 4], |number| number % 2 == 0);
         assert_eq!(asked, [1, 3]);
         let asked = vec![Ok("one"), Err(StoreError::Full)];
@@ -58,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn results_that_nobody_can_assign_are_failures() {
+    fn a_wrong_number_of_results_is_a_failure() {
         assert_eq!(one_each(vec![Ok(1)], 1), [Ok(1)]);
         for wrong in [vec![], vec![Ok(1)], vec![Ok(1); 3]] {
             let results = one_each(wrong, 2);

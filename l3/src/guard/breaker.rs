@@ -1,4 +1,4 @@
-//! When an unwell store is left alone, and when it is tried again.
+//! Circuit breaker.
 
 use std::time::Duration;
 
@@ -7,45 +7,45 @@ use tokio::time::Instant;
 use super::{GuardConfig, after};
 use crate::stats::BreakerState;
 
-/// Lets calls through while all is well, none for a while after too many failures in a row, and
-/// then a few to see whether all is well again.
+/// Admits all calls while the store is healthy, none during a pause after consecutive failures, and
+/// then a few probes.
 #[derive(Debug)]
 pub(crate) struct Breaker {
     failures_to_open: u32,
     probes: u32,
     pause_min: Duration,
     pause_max: Duration,
-    /// How long the next pause takes.
+    /// Length of the next pause.
     pause: Duration,
-    stage: Stage,
-    /// Counts the stages. A call says nothing about any stage but the one that it began in: what
+    stage: BreakerStage,
+    /// Counts the changes of stage. A call counts only for the stage that it began in: a call that
     /// hung before a pause must not end the recovery after it.
     epoch: u64,
     opened: u64,
 }
 
 #[derive(Debug)]
-enum Stage {
+enum BreakerStage {
     Closed { failures: u32 },
     Open { until: Instant },
     HalfOpen { probing: u32 },
 }
 
-/// A call that was let through. Each must be handed back to [`Breaker::ended`].
+/// An admitted call. Each must be returned to [`Breaker::ended`].
 #[derive(Debug)]
 #[must_use]
-pub(crate) struct Ticket {
+pub(crate) struct BreakerTicket {
     epoch: u64,
 }
 
-/// How a call went.
+/// Outcome of a call for the breaker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// The store answered as a store in good health does.
+    /// The store is healthy.
     Well,
-    /// It did not, or not in time.
+    /// The store failed, or did not answer in time.
     Unwell,
-    /// Nobody knows, because the call was given up.
+    /// Unknown: the call was abandoned.
     Unknown,
 }
 
@@ -55,73 +55,73 @@ impl Breaker {
         let pause_min = Duration::from_millis(config.pause_ms).min(pause_max);
         Self {
             failures_to_open: config.failures_to_open,
-            // Without any probe nothing would ever be tried again.
+            // Without probes, the breaker would never close again.
             probes: config.probes.max(1),
             pause_min,
             pause_max,
             pause: pause_min,
-            stage: Stage::Closed { failures: 0 },
+            stage: BreakerStage::Closed { failures: 0 },
             epoch: 0,
             opened: 0,
         }
     }
 
-    /// Asks whether a call may go through; if not, after how long to ask again.
-    pub(crate) fn admit(&mut self, now: Instant) -> Result<Ticket, Duration> {
+    /// Admits a call, or returns the time after which to ask again.
+    pub(crate) fn admit(&mut self, now: Instant) -> Result<BreakerTicket, Duration> {
         match &mut self.stage {
-            Stage::Closed { .. } => {}
-            Stage::Open { until } if now < *until => return Err(*until - now),
-            Stage::Open { .. } => self.enter(Stage::HalfOpen { probing: 1 }),
-            Stage::HalfOpen { probing } if *probing < self.probes => *probing += 1,
-            Stage::HalfOpen { .. } => return Err(self.pause_min),
+            BreakerStage::Closed { .. } => {}
+            BreakerStage::Open { until } if now < *until => return Err(*until - now),
+            BreakerStage::Open { .. } => self.enter(BreakerStage::HalfOpen { probing: 1 }),
+            BreakerStage::HalfOpen { probing } if *probing < self.probes => *probing += 1,
+            BreakerStage::HalfOpen { .. } => return Err(self.pause_min),
         }
-        Ok(Ticket { epoch: self.epoch })
+        Ok(BreakerTicket { epoch: self.epoch })
     }
 
-    /// Notes how a call went.
-    pub(crate) fn ended(&mut self, ticket: Ticket, verdict: Verdict, now: Instant) {
+    /// Records the outcome of a call.
+    pub(crate) fn ended(&mut self, ticket: BreakerTicket, verdict: Verdict, now: Instant) {
         if ticket.epoch != self.epoch {
             return;
         }
         match (&mut self.stage, verdict) {
-            (Stage::Closed { failures }, Verdict::Well) => *failures = 0,
-            (Stage::Closed { failures }, Verdict::Unwell) => {
+            (BreakerStage::Closed { failures }, Verdict::Well) => *failures = 0,
+            (BreakerStage::Closed { failures }, Verdict::Unwell) => {
                 *failures += 1;
                 if *failures >= self.failures_to_open {
                     self.open(now);
                 }
             }
-            (Stage::HalfOpen { .. }, Verdict::Well) => {
+            (BreakerStage::HalfOpen { .. }, Verdict::Well) => {
                 self.pause = self.pause_min;
-                self.enter(Stage::Closed { failures: 0 });
+                self.enter(BreakerStage::Closed { failures: 0 });
             }
-            (Stage::HalfOpen { .. }, Verdict::Unwell) => self.open(now),
-            (Stage::HalfOpen { probing }, Verdict::Unknown) => *probing -= 1,
-            (Stage::Closed { .. }, Verdict::Unknown)
-            | (Stage::Open { .. }, Verdict::Well | Verdict::Unwell | Verdict::Unknown) => {}
+            (BreakerStage::HalfOpen { .. }, Verdict::Unwell) => self.open(now),
+            (BreakerStage::HalfOpen { probing }, Verdict::Unknown) => *probing -= 1,
+            (BreakerStage::Closed { .. }, Verdict::Unknown)
+            | (BreakerStage::Open { .. }, Verdict::Well | Verdict::Unwell | Verdict::Unknown) => {}
         }
     }
 
     pub(crate) fn state(&self) -> BreakerState {
         match self.stage {
-            Stage::Closed { .. } => BreakerState::Closed,
-            Stage::Open { .. } => BreakerState::Open,
-            Stage::HalfOpen { .. } => BreakerState::HalfOpen,
+            BreakerStage::Closed { .. } => BreakerState::Closed,
+            BreakerStage::Open { .. } => BreakerState::Open,
+            BreakerStage::HalfOpen { .. } => BreakerState::HalfOpen,
         }
     }
 
-    /// How often it has opened, after failed probes too.
+    /// How often the breaker opened, including after failed probes.
     pub(crate) fn opened(&self) -> u64 {
         self.opened
     }
 
     fn open(&mut self, now: Instant) {
         self.opened += 1;
-        self.enter(Stage::Open { until: after(now, self.pause) });
+        self.enter(BreakerStage::Open { until: after(now, self.pause) });
         self.pause = self.pause.saturating_mul(2).min(self.pause_max);
     }
 
-    fn enter(&mut self, stage: Stage) {
+    fn enter(&mut self, stage: BreakerStage) {
         self.epoch += 1;
         self.stage = stage;
     }
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn half_open_lets_only_so_many_through_at_a_time() {
+    fn half_open_admits_a_limited_number_of_probes() {
         let (mut breaker, now) = breaker();
         breaker.call(Verdict::Unwell, now);
         breaker.call(Verdict::Unwell, now);

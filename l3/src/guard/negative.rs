@@ -1,4 +1,4 @@
-//! Objects that are not worth asking for again yet.
+//! Negative cache: objects that are not worth requesting yet.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -8,12 +8,12 @@ use tokio::time::Instant;
 use super::{GuardConfig, after};
 use crate::object::ObjectId;
 
-/// Objects that could not be read lately, so that not every request tries again.
+/// Objects that could not be read recently.
 #[derive(Debug)]
 pub(crate) struct NegativeCache {
     until: BTreeMap<ObjectId, Instant>,
     oldest_first: VecDeque<(Instant, ObjectId)>,
-    /// Objects that are being read: by how many, and whether one was stored meanwhile.
+    /// Objects that are being read: the number of readers, and whether one was stored meanwhile.
     reading: BTreeMap<ObjectId, (u32, bool)>,
     ttl: Duration,
     objects_max: usize,
@@ -30,12 +30,12 @@ impl NegativeCache {
         }
     }
 
-    /// The object is about to be read.
+    /// Records that a read begins.
     pub(crate) fn begin_read(&mut self, id: ObjectId) {
         self.reading.entry(id).or_default().0 += 1;
     }
 
-    /// The read has ended. That it was `futile` says nothing if the object was stored meanwhile.
+    /// Records that a read ended. `futile` is ignored if the object was stored meanwhile.
     pub(crate) fn end_read(&mut self, id: ObjectId, futile: bool, now: Instant) {
         let (readers, stored) = self.reading.get_mut(&id).expect("each read begins");
         let stored = *stored;
@@ -55,7 +55,7 @@ impl NegativeCache {
         self.expire(now);
     }
 
-    /// The object has been stored meanwhile.
+    /// Records that the object was stored.
     pub(crate) fn remove(&mut self, id: ObjectId) {
         self.until.remove(&id);
         if let Some((_, stored)) = self.reading.get_mut(&id) {
@@ -63,7 +63,7 @@ impl NegativeCache {
         }
     }
 
-    /// How many objects are remembered.
+    /// Number of objects remembered.
     pub(crate) fn len(&mut self, now: Instant) -> usize {
         self.expire(now);
         self.until.len()
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn only_so_many_are_remembered() {
+    fn the_number_of_objects_is_limited() {
         let (mut negative, now) = cache(100, 2);
         for key in 0..10 {
             negative.insert(id(key), now);

@@ -1,6 +1,6 @@
-//! A store for tests that fails in every way it is told to.
+//! A store for tests that fails as scripted.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,33 +20,27 @@ use crate::store::{
 /// Longer than any test waits.
 pub(crate) const HANGING: Duration = Duration::from_secs(3600);
 
-/// A store in memory with switches. Clones are the same store.
+/// A store in memory with fault switches. Clones are the same store.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Scripted {
     script: Arc<Mutex<Script>>,
     registry: Registry,
 }
 
-/// What it holds and how it behaves. Calls go by the first word of their name.
+/// Content and behaviour. Calls are named by the first word of their method.
 #[derive(Debug, Default)]
 pub(crate) struct Script {
-    /// The objects, and whether each is hard pinned.
+    /// Objects, and whether each is hard pinned.
     pub(crate) objects: BTreeMap<ObjectId, (Vec<u8>, bool)>,
-    /// Those whose removal fails.
-    pub(crate) stuck: BTreeSet<ObjectId>,
-    /// How long these calls take.
+    /// Duration of calls.
     pub(crate) slow: BTreeMap<&'static str, Duration>,
-    /// What these calls answer for all objects.
+    /// Error that calls return for all objects.
     pub(crate) failing: BTreeMap<&'static str, StoreError>,
-    /// So many further removals fail.
-    pub(crate) removals_fail: u32,
-    /// Removals report success and do nothing.
-    pub(crate) removals_lie: bool,
-    /// One result is left out.
+    /// One result is missing.
     pub(crate) miscounts: bool,
     /// Calls panic.
     pub(crate) panics: bool,
-    /// The calls so far and how many objects each was about.
+    /// Calls so far, with the number of objects of each.
     pub(crate) calls: Vec<(&'static str, usize)>,
 }
 
@@ -59,14 +53,14 @@ impl Scripted {
         Arc::new(self.clone())
     }
 
-    /// Answers the same for every call: failing if there is an error, else well.
+    /// Makes every call fail with this error, or succeed.
     pub(crate) fn is(&self, error: Option<StoreError>) {
         let calls = ["exists", "put", "get", "pin", "unpin", "remove", "flush", "shutdown"];
         let failing = error.map(|error| calls.map(|call| (call, error.clone())).into());
         self.script(|script| script.failing = failing.unwrap_or_default());
     }
 
-    /// The calls since this was last asked.
+    /// Takes the calls since the last time.
     pub(crate) fn calls(&self) -> Vec<(&'static str, usize)> {
         self.script(|script| std::mem::take(&mut script.calls))
     }
@@ -131,19 +125,10 @@ impl Script {
     }
 
     fn remove(&mut self, id: ObjectId, removal: Removal) -> Result<(), StoreError> {
-        if self.removals_fail > 0 {
-            self.removals_fail -= 1;
-            return Err(broken());
-        }
-        if self.stuck.contains(&id) {
-            return Err(broken());
-        }
         if self.object(id)?.1 && removal != Removal::Final {
             return Err(StoreError::Pinned);
         }
-        if !self.removals_lie {
-            self.objects.remove(&id);
-        }
+        self.objects.remove(&id);
         Ok(())
     }
 }
@@ -199,43 +184,33 @@ impl Store for Scripted {
     }
 }
 
-/// The hard pin of the only owner that there is.
+/// Hard pin of the only owner.
 pub(crate) const HARD: Pin = Pin::Hard(Owner(NonZeroU64::MIN));
 
-/// A page by number.
+/// Id of a page by number.
 pub(crate) fn id(key: u128) -> ObjectId {
     ObjectId::page(PageKey(1), PageKey(key))
 }
 
-/// The medium failed.
+/// Error of a failed medium.
 pub(crate) fn broken() -> StoreError {
     StoreError::io("testing", &std::io::Error::other("told to"))
 }
 
 /// Stores page 0 of the arena under each id.
 pub(crate) async fn put(store: &dyn Store, arena: &Arena, ids: &[ObjectId]) -> Results<Stored> {
-    put_pinned(store, arena, ids, None).await
-}
-
-/// As [`put`], with a pin.
-pub(crate) async fn put_pinned(
-    store: &dyn Store,
-    arena: &Arena,
-    ids: &[ObjectId],
-    pin: Option<Pin>,
-) -> Results<Stored> {
     let puts = ids.iter().map(|id| Put::new(*id, arena.source(0).unwrap())).collect();
-    store.put_from(puts, PutOptions { pin, durable: false }).await
+    store.put_from(puts, PutOptions::default()).await
 }
 
-/// Reads each id into a page of its own, from page 1 of the arena on.
+/// Reads each id into its own page, from page 1 of the arena on.
 pub(crate) async fn get(store: &dyn Store, arena: &Arena, ids: &[ObjectId]) -> Results<Served> {
     let gets =
         (1..).zip(ids).map(|(page, id)| Get::new(*id, arena.target(page).unwrap())).collect();
     store.get_into(gets, GetOptions::default()).await
 }
 
-/// Which of the ids are there.
+/// Presence of each id.
 pub(crate) async fn present(store: &dyn Store, ids: &[ObjectId]) -> Vec<bool> {
     let found = store.exists(ids, ExistsOptions::default()).await;
     found.into_iter().map(|found| found.unwrap().is_present()).collect()

@@ -13,7 +13,7 @@ fn guarded(config: GuardConfig) -> (Scripted, Guarded, Arena) {
     (scripted, guarded, Arena::new(8, 64).unwrap())
 }
 
-/// A guard that remembers no objects, so that every call counts.
+/// A guard without a negative cache, so that every call counts.
 fn forgetful() -> GuardConfig {
     GuardConfig { negative_max: 0, failures_to_open: 2, pause_ms: 100, ..GuardConfig::default() }
 }
@@ -31,7 +31,7 @@ fn timed_out(limit_ms: u64) -> StoreError {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_in_good_health_answers_for_itself() {
+async fn a_healthy_store_answers_itself() {
     let (scripted, guarded, arena) = guarded(GuardConfig::default());
     let registration = guarded.register(&arena).unwrap();
     assert!(guarded.register(&arena).is_err());
@@ -77,7 +77,7 @@ async fn every_call_has_its_deadline() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_late_call_began_goes_on_and_keeps_its_pages() {
+async fn a_late_operation_continues_and_keeps_its_pages() {
     let (scripted, guarded, arena) = guarded(GuardConfig::default());
     scripted.script(|script| script.slow.insert("put", Duration::from_secs(8)));
     assert_eq!(put(&guarded, &arena, &[id(1)]).await, [Err(timed_out(5_000))]);
@@ -89,7 +89,7 @@ async fn what_a_late_call_began_goes_on_and_keeps_its_pages() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn f30_a_store_that_hangs_costs_its_deadlines_and_then_nothing() {
+async fn f30_a_hanging_store_costs_its_deadlines_and_then_nothing() {
     let (scripted, guarded, _) = guarded(forgetful());
     scripted.script(|script| script.slow.insert("exists", HANGING));
     let start = Instant::now();
@@ -101,7 +101,7 @@ async fn f30_a_store_that_hangs_costs_its_deadlines_and_then_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn f30_a_store_that_is_down_is_not_asked_until_it_has_had_its_pause() {
+async fn f30_a_failed_store_is_not_called_during_the_pause() {
     let (scripted, guarded, _) = guarded(forgetful());
     scripted.is(Some(broken()));
     scripted.script(|script| script.slow.insert("remove", Duration::from_millis(900)));
@@ -142,7 +142,7 @@ async fn half_open_lets_one_probe_through_and_its_success_closes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_probe_that_nobody_waits_for_is_heard_all_the_same() {
+async fn an_abandoned_probe_still_counts() {
     let (scripted, guarded, _) = guarded(forgetful());
     scripted.is(Some(broken()));
     for _ in 0..2 {
@@ -234,7 +234,7 @@ async fn f24_an_object_that_is_present_but_never_comes_is_asked_for_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn f24_it_is_remembered_even_if_the_caller_had_less_patience_than_the_guard() {
+async fn f24_an_absence_is_cached_even_if_the_caller_stops_waiting() {
     let (scripted, guarded, arena) = guarded(GuardConfig::default());
     put(&guarded, &arena, &[id(1)]).await[0].clone().unwrap();
     scripted.script(|script| script.slow.insert("get", HANGING));

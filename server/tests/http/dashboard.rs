@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use terrace_l3::{MemoryConfig, MemoryStore};
 use terrace_l3_disk::{DiskConfig, DiskStore, TieredConfig, TieredStore};
-use terrace_l3_nodes::{Holding, NodeConfig, NodeSecret, NodeServer};
+use terrace_l3_nodes::{NodeConfig, NodeSecret, NodeServer};
 use terrace_server::{
     Config, GpuFigures, GpuWatch, L3Choice, Server, Size, launch, serve_node_figures,
 };
@@ -82,7 +82,7 @@ async fn pages(folder: &std::path::Path) -> Vec<Scrape> {
     let secret_file = folder.join("secret");
     std::fs::write(&secret_file, "known to this test and its node").unwrap();
     let secret = NodeSecret::read(&secret_file).unwrap();
-    let node = NodeServer::bind("127.0.0.1:0", Holding::Tiers(store), NodeConfig::new(secret));
+    let node = NodeServer::bind("127.0.0.1:0", Arc::new(store), NodeConfig::new(secret));
     let node = Arc::new(node.unwrap().start().unwrap());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let node_page = listener.local_addr().unwrap();

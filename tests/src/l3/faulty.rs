@@ -1,4 +1,4 @@
-//! A store that fails and dawdles when it is told to, around one that does not.
+//! A store with injected faults and delays, around a sound one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -23,7 +23,7 @@ pub enum Call {
     Remove,
 }
 
-/// What is wrong with a call.
+/// Fault of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// It fails, and nothing has happened.
@@ -63,7 +63,7 @@ impl FaultyStore {
         });
     }
 
-    /// How often the call was made.
+    /// Number of these calls.
     #[must_use]
     pub fn calls(&self, call: Call) -> u64 {
         let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
@@ -81,7 +81,7 @@ impl FaultyStore {
         self.arenas.lock().unwrap_or_else(PoisonError::into_inner).extend(arenas);
     }
 
-    /// Makes a call about so many objects, with whatever is wrong with it now.
+    /// Makes a call for `objects` objects, with the current fault.
     async fn faulty<T: Clone>(
         &self,
         call: Call,

@@ -1,5 +1,5 @@
-//! What the feature store promises over every backend, as checks that each of them passes. The names of
-//! the checks, in the order of [`all`], read as the contract.
+//! Guarantees of the feature store on every backend, as checks that each of them passes. The names
+//! of the checks, in the order of [`all`], read as the contract.
 
 mod atomicity;
 mod lifetime;
@@ -15,21 +15,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
-use terrace_l3::{Arena, ExistsOptions, ReleaseConfig, Removal, Store};
+use terrace_l3::{Arena, ExistsOptions, Removal, Store};
+use terrace_l3_conformance::run_checks;
 use terrace_l3_features::{
-    Dtype, FeatureConfig, FeatureError, FeatureRef, FeatureStore, Released, Tensor, TensorSpec,
+    Dtype, FeatureConfig, FeatureError, FeatureRef, FeatureStore, FreeConfig, Released, Tensor,
+    TensorSpec,
 };
 
-use super::checks;
 use super::mischief::{Asked, MischievousStore, Trick};
 
 /// A store to keep features in.
 pub struct FeatureBackend {
     /// A handle for each process that uses it: another connection, or the same store again.
     pub handle: Box<dyn Fn() -> Arc<dyn Store> + Send + Sync>,
-    /// How many objects are in it, if its statistics cannot tell.
+    /// Counts the objects in the store, if its statistics cannot.
     pub objects: Option<Box<dyn Fn() -> u64 + Send + Sync>>,
-    /// Whatever must outlive the store, such as its directory.
+    /// Values that must outlive the store, such as its directory.
     pub keep: Box<dyn Any + Send + Sync>,
 }
 
@@ -117,10 +118,10 @@ pub async fn all(make: impl Fn() -> FeatureBackend) {
     let only = std::env::var("TERRACE_FEATURE_CHECK").unwrap_or_default();
     let chosen = CHECKS.iter().filter(|(name, _)| name.contains(&only));
     let checks = chosen.map(|(name, check)| (*name, check(Stage::new(make()))));
-    checks::run(checks, AT_A_TIME, PATIENCE).await;
+    run_checks(checks, AT_A_TIME, PATIENCE).await;
 }
 
-/// A backend, and a name that nobody else has in it.
+/// A backend, and a unique store name on it.
 struct Stage {
     backend: FeatureBackend,
     name: String,
@@ -128,7 +129,7 @@ struct Stage {
     owners: Mutex<BTreeSet<u16>>,
 }
 
-/// How many notes say which process has the number of a producer.
+/// Number of notes for the number of a producer.
 const OWNER_NOTES: u64 = 3;
 
 impl Stage {
@@ -141,7 +142,7 @@ impl Stage {
     }
 
     fn producer_config(&self, owner: u16) -> FeatureConfig {
-        let free = ReleaseConfig { retry_ms: 5, retry_max_ms: 50, ..ReleaseConfig::default() };
+        let free = FreeConfig { retry_ms: 5, retry_max_ms: 50, ..FreeConfig::default() };
         let (poll_ms, recheck_ms) = (5, 5);
         FeatureConfig { free, poll_ms, recheck_ms, ..FeatureConfig::producer(&self.name, owner) }
     }
@@ -159,7 +160,7 @@ impl Stage {
         self.owners.lock().expect("nobody panics").extend(config.owner);
     }
 
-    /// Whether nothing is in the store but what says who has the numbers of producers.
+    /// Returns true if the store is empty except for the notes of producers' numbers.
     async fn assert_empty(&self, process: &Process) {
         process.store.flush().await.expect("a sound store flushes");
         let stats = process.store.stats();
@@ -197,7 +198,7 @@ struct Process {
 /// A sample has two tensors of these sizes.
 const SIZES: [(&str, usize); 2] = [("hidden", 6000), ("ids", 800)];
 const SAMPLE_BYTES: u64 = 6800;
-/// What that takes of a store: a slot for each tensor and each note.
+/// Bytes that this takes of a store: a slot for each tensor and each note.
 const SAMPLE_FOOTPRINT: u64 = 4 * OBJECT_BYTES_MAX as u64;
 
 impl Process {
@@ -261,7 +262,7 @@ impl Process {
         self.features.release(reference.clone()).await
     }
 
-    /// How many of the sample's objects are in the store.
+    /// Number of the sample's objects in the store.
     async fn objects_left(&self, reference: &FeatureRef) -> usize {
         let ids: Vec<_> = self.features.objects(reference).into_iter().map(|(_, id)| id).collect();
         let found = self.store.exists(&ids, ExistsOptions::default()).await;

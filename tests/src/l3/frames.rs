@@ -2,8 +2,8 @@
 
 use terrace_l3_nodes::wire::{Challenge, Hello, Reply, Request};
 
-/// Whatever these bytes are, reading them ends well, and what they mean is the same once written and
-/// read again. The first byte is the kind of the message.
+/// Decodes arbitrary bytes: it must not panic, and a decoded message must be the same after
+/// encoding and decoding it again. The first byte is the kind of the message.
 ///
 /// # Panics
 /// When it is not.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use terrace_l3_disk::{BLOCK_BYTES, Direction, Disk, DiskFile, FileDisk, IoEngine, Transfer};
 
-/// What becomes of transfers in one direction.
+/// Behaviour of transfers in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Gate {
     /// They take place.
@@ -17,7 +17,7 @@ pub enum Gate {
     Shut,
     /// They fail.
     Fails,
-    /// They end one block early, and nobody says that anything is wrong.
+    /// They end one block early, without an error.
     Short,
 }
 
@@ -56,7 +56,7 @@ impl GatedDisk {
         Self { disk, gates: Mutex::default() }
     }
 
-    /// Sets a gate. What waits for it goes on as the gate is now.
+    /// Sets a gate. Waiting transfers continue under its new state.
     pub fn set(&self, direction: Direction, gate: Gate) {
         let waiting = {
             let gates = &mut *self.gates();
@@ -66,13 +66,13 @@ impl GatedDisk {
         self.start(waiting);
     }
 
-    /// How many transfers wait.
+    /// Number of waiting transfers.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.gates().waiting.len()
     }
 
-    /// How many objects were read from the disk, or were to be.
+    /// Number of reads of objects started.
     #[must_use]
     pub fn reads_begun(&self) -> u64 {
         self.gates().reads_begun

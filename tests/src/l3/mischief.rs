@@ -1,4 +1,4 @@
-//! A store whose every call may go wrong, as somebody else decides.
+//! A store in which any call may fail, as a callback decides.
 
 use std::fmt;
 use std::io;
@@ -29,10 +29,10 @@ pub enum Asked {
     Flush,
 }
 
-/// What becomes of a call.
+/// Fault of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trick {
-    /// What should.
+    /// None.
     None,
     /// Nothing happens, and it fails.
     Refuse,
@@ -40,7 +40,7 @@ pub enum Trick {
     LoseAnswer,
     /// Every second object is refused.
     Half,
-    /// Nothing happens, because somebody else's put of the name has not ended.
+    /// Nothing happens, because another put of the id has not ended.
     Busy,
     /// It never ends.
     Hang,
@@ -73,7 +73,7 @@ impl MischievousStore {
         *self.decide.lock().unwrap_or_else(PoisonError::into_inner) = Box::new(decide);
     }
 
-    /// What has paused goes on, and nothing pauses any more.
+    /// Resumes paused calls, and pauses no further ones.
     pub fn resume(&self) {
         self.resumed.send_replace(true);
     }

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use terrace_l3::LendingStore;
 use terrace_l3_nodes::{
-    Holding, NodeAddress, NodeConfig, NodeSecret, NodeServer, NodesConfig, NodesStore, RunningNode,
+    NodeAddress, NodeConfig, NodeSecret, NodeServer, NodesConfig, NodesStore, RunningNode,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -17,18 +18,18 @@ use tokio::time::sleep;
 pub struct LocalNodes {
     /// The nodes.
     pub nodes: Vec<RunningNode>,
-    /// What a client needs to use them.
+    /// Configuration of a client of these nodes.
     pub config: NodesConfig,
 }
 
 impl LocalNodes {
-    /// So many nodes, each with a store of its own, on free ports of the loopback interface. Their names
-    /// are always the same, so that objects are always in the same places.
+    /// Starts `count` nodes, each with its own store, on free ports of the loopback interface.
+    /// Their names are constant, so that the placement of objects is too.
     ///
     /// # Panics
     /// When there is no tokio runtime, or no port is left.
     #[must_use]
-    pub fn start(count: usize, holding: impl Fn() -> Holding) -> Self {
+    pub fn start(count: usize, holding: impl Fn() -> Arc<dyn LendingStore>) -> Self {
         let secret = secret();
         let mut nodes = Vec::new();
         let mut addresses = Vec::new();
@@ -68,7 +69,7 @@ pub struct Gate {
     accepted: AtomicU64,
     frozen_below: AtomicU64,
     answers_frozen: AtomicBool,
-    /// So many bytes still get through as they come; then one at a time.
+    /// Number of bytes that pass at full speed; after them, one at a time.
     freely: AtomicU64,
 }
 
@@ -134,12 +135,12 @@ impl Gate {
         }
     }
 
-    /// What clients say gets through, and nothing of what they are answered.
+    /// Requests of clients pass, and no answers.
     pub fn freeze_answers(&self) {
         self.answers_frozen.store(true, Ordering::SeqCst);
     }
 
-    /// After so many bytes one at a time gets through, twenty of them in a second.
+    /// After this number of bytes, one passes at a time, twenty per second.
     pub fn drip_after(&self, bytes: u64) {
         self.freely.store(bytes, Ordering::SeqCst);
     }
@@ -156,7 +157,7 @@ impl Gate {
     }
 }
 
-/// What the nodes of tests and their clients know.
+/// Secret of the nodes of tests and their clients.
 ///
 /// # Panics
 /// Never: it is long enough.

@@ -40,13 +40,13 @@ struct State {
     files: Files<Image>,
     history: History,
     faults: Faults,
-    /// Whose syncs do nothing.
+    /// Per file, true if its syncs do nothing.
     lies: Files<bool>,
-    /// Whose syncs do not return.
+    /// Per file, true if its syncs do not return.
     held: Files<bool>,
-    /// How many syncs are being held.
+    /// Number of syncs being held.
     waiting_syncs: usize,
-    /// Whether reads have to wait.
+    /// True while reads must wait.
     reads_held: bool,
     /// Transfers that wait for the worker.
     waiting: Vec<Started>,
@@ -114,10 +114,10 @@ impl SimulatedDisk {
         *self.shared.lock().held.of_mut(file) = true;
     }
 
-    /// Blocks until somebody waits for a sync that is being held.
+    /// Blocks until a sync is being held.
     ///
     /// # Panics
-    /// When nobody comes.
+    /// If none arrives in time.
     pub fn wait_for_held_sync(&self) {
         const PATIENCE: Duration = Duration::from_secs(120);
         let free = |state: &mut State| state.waiting_syncs == 0;
@@ -137,7 +137,7 @@ impl SimulatedDisk {
         self.shared.lock().reads_held = true;
     }
 
-    /// Holds nobody any more.
+    /// Releases held syncs.
     pub fn release(&self) {
         let mut state = self.shared.lock();
         state.held = Files::default();
@@ -151,7 +151,7 @@ impl SimulatedDisk {
         self.shared.lock().files.of_mut(file).flip_bit(offset, bit);
     }
 
-    /// How many events there are.
+    /// Number of events.
     #[must_use]
     pub fn position(&self) -> usize {
         self.shared.lock().history.events.len()
@@ -191,7 +191,7 @@ impl Disk for SimulatedDisk {
         let mut started = Vec::new();
         for transfer in transfers {
             if let Some(disturbed) = state.disturbed_by(&transfer) {
-                // Whoever is being held could not see the panic.
+                // A thread whose sync is held could not see the panic.
                 drop(state);
                 self.release();
                 panic!("{transfer:?} while there is {disturbed:?}");

@@ -15,10 +15,10 @@ use terrace_l3_buckets::object_store::{
 };
 use tokio::sync::watch;
 
-/// How many requests of each kind were made.
+/// Number of requests of each kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Requests {
-    /// Whether an object is there.
+    /// Lookups of objects.
     pub heads: u64,
     /// Objects, or parts of them.
     pub gets: u64,
@@ -31,7 +31,7 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// What was made since `before`.
+    /// Requests since `before`.
     #[must_use]
     pub fn since(self, before: Self) -> Self {
         Self {
@@ -78,7 +78,7 @@ struct Watched {
 }
 
 impl WatchedBucket {
-    /// What was asked so far.
+    /// Requests so far.
     #[must_use]
     pub fn requests(&self) -> Requests {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -101,7 +101,7 @@ impl WatchedBucket {
         self.0.deletes_pass.0.send_replace(!hold);
     }
 
-    /// The objects themselves, which somebody else may change.
+    /// The objects themselves, for changes behind the store's back.
     #[must_use]
     pub fn objects(&self) -> &InMemory {
         &self.0.objects

@@ -4,11 +4,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tempfile::TempDir;
-use terrace_l3::{MemoryConfig, MemoryStore, ReleaseConfig, Releases};
+use terrace_l3::{MemoryConfig, MemoryStore};
 use terrace_l3_disk::{
     DiskConfig, DiskStore, IoEngine, PromotionConfig, TieredConfig, TieredStore,
 };
-use terrace_l3_nodes::Holding;
 use terrace_tests::l3::conformance::{Backend, all};
 use terrace_tests::l3::nodes::LocalNodes;
 
@@ -86,7 +85,7 @@ fn tiered(write_behind: bool) -> Backend {
 
 /// Three nodes with memory alone.
 fn nodes() -> Backend {
-    let nodes = LocalNodes::start(3, || Holding::Memory(memory_store()));
+    let nodes = LocalNodes::start(3, || Arc::new(memory_store()));
     Backend {
         store: Arc::new(nodes.store()),
         objects_max: 3 * SLOTS,
@@ -98,7 +97,7 @@ fn nodes() -> Backend {
 
 /// Three nodes with memory alone, of which two have each object.
 fn nodes_with_copies() -> Backend {
-    let mut nodes = LocalNodes::start(3, || Holding::Memory(memory_store()));
+    let mut nodes = LocalNodes::start(3, || Arc::new(memory_store()));
     nodes.config.copies = 2;
     Backend {
         store: Arc::new(nodes.store()),
@@ -116,7 +115,7 @@ fn nodes_with_tiers() -> Backend {
     let nodes = LocalNodes::start(2, || {
         let (tiers, directory) = tiered_store(false);
         directories.lock().unwrap().push(directory);
-        Holding::Tiers(tiers)
+        Arc::new(tiers)
     });
     Backend {
         store: Arc::new(nodes.store()),
@@ -125,11 +124,6 @@ fn nodes_with_tiers() -> Backend {
         keep: Box::new((nodes, directories)),
         ..memory()
     }
-}
-
-fn releases(backend: Backend) -> Backend {
-    let store = Arc::new(Releases::new(backend.store, ReleaseConfig::default()));
-    Backend { store, ..backend }
 }
 
 #[tokio::test(start_paused = true)]
@@ -168,13 +162,8 @@ async fn a_guarded_store_keeps_its_promises() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_with_releases_keeps_its_promises() {
-    all(|| releases(memory())).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_of_it_together_keeps_its_promises() {
-    all(|| releases(tiered(false).guarded())).await;
+async fn guarded_tiers_keep_their_promises() {
+    all(|| tiered(false).guarded()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -189,7 +178,7 @@ async fn nodes_with_tiers_keep_their_promises() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn guarded_nodes_keep_their_promises() {
-    all(|| releases(nodes().guarded())).await;
+    all(|| nodes().guarded()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -6,7 +6,7 @@ use terrace_l3::{GuardConfig, Guarded, MemoryConfig, MemoryStore, Store};
 use terrace_l3_disk::{
     DiskConfig, DiskStore, IoEngine, PromotionConfig, TieredConfig, TieredStore,
 };
-use terrace_l3_nodes::{Holding, NodesStore};
+use terrace_l3_nodes::NodesStore;
 use terrace_tests::l3::features::{FeatureBackend, OBJECT_BYTES_MAX, all};
 use terrace_tests::l3::nodes::LocalNodes;
 
@@ -94,7 +94,7 @@ async fn features_in_a_guarded_store() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn features_on_nodes() {
     all(|| {
-        let nodes = LocalNodes::start(3, || Holding::Memory(memory_store()));
+        let nodes = LocalNodes::start(3, || Arc::new(memory_store()));
         let config = nodes.config.clone();
         // Each process has connections of its own.
         let handle =

@@ -7,7 +7,7 @@ use terrace_l3::{Arena, MemoryConfig, MemoryStore, Registration, StoreError};
 use terrace_l3_features::{
     Dtype, FeatureConfig, FeatureError, FeatureRef, FeatureStore, Released, Tensor, TensorSpec,
 };
-use terrace_l3_nodes::{Holding, NodesConfig};
+use terrace_l3_nodes::NodesConfig;
 use terrace_tests::l3::nodes::{Gate, LocalNodes};
 use tokio::time::{Instant, sleep};
 
@@ -30,7 +30,7 @@ struct Process {
 impl Farm {
     async fn new(copies: usize) -> Self {
         let memory = || MemoryStore::new(MemoryConfig::new(1024 * BYTES, BYTES as usize)).unwrap();
-        let mut nodes = LocalNodes::start(3, || Holding::Memory(memory()));
+        let mut nodes = LocalNodes::start(3, || Arc::new(memory()));
         let gate = nodes.put_gate_before(1).await;
         let config = NodesConfig {
             copies,

@@ -4,8 +4,10 @@ use std::process::Command;
 use std::sync::Arc;
 
 use terrace_kit::Process;
-use terrace_l3::{Arena, MemoryConfig, MemoryStore, ReleaseConfig, Store};
-use terrace_l3_features::{Dtype, FeatureConfig, FeatureStore, Released, Tensor, TensorSpec};
+use terrace_l3::{Arena, MemoryConfig, MemoryStore, Store};
+use terrace_l3_features::{
+    Dtype, FeatureConfig, FeatureStore, FreeConfig, Released, Tensor, TensorSpec,
+};
 
 const CYCLES: u64 = 20_000;
 /// By then everything that is remembered is as large as it gets.
@@ -34,7 +36,7 @@ fn thousands_of_cycles_with_flat_memory() {
 async fn part_of_thousands_of_cycles() {
     let memory =
         Arc::new(MemoryStore::new(MemoryConfig::new(256 * BYTES, BYTES as usize)).unwrap());
-    let free = ReleaseConfig { tombstones_max: 1000, ..ReleaseConfig::default() };
+    let free = FreeConfig { tombstones_max: 1000, ..FreeConfig::default() };
     let config = FeatureConfig { free, ..FeatureConfig::producer("cycles", 0) };
     let consumer = FeatureConfig { owner: None, ..config.clone() };
     let producer = FeatureStore::open(memory.clone(), config).await.unwrap();

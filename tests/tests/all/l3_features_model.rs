@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use terrace_kit::Dice;
-use terrace_l3::{Arena, MemoryConfig, MemoryStore, ReleaseConfig, Store};
+use terrace_l3::{Arena, MemoryConfig, MemoryStore, Store};
 use terrace_l3_features::{
-    Dtype, FeatureConfig, FeatureError, FeatureRef, FeatureStore, Released, Tensor, TensorSpec,
+    Dtype, FeatureConfig, FeatureError, FeatureRef, FeatureStore, FreeConfig, Released, Tensor,
+    TensorSpec,
 };
 use terrace_tests::l3::mischief::{Asked, MischievousStore, Trick};
 
@@ -78,8 +79,7 @@ impl World {
             faults: Arc::default(),
         };
         for owner in [Some(0), Some(1), None] {
-            let free =
-                ReleaseConfig { retry_ms: 10, retry_max_ms: 100, ..ReleaseConfig::default() };
+            let free = FreeConfig { retry_ms: 10, retry_max_ms: 100, ..FreeConfig::default() };
             let config = FeatureConfig { owner, free, ..FeatureConfig::consumer("model") };
             let process = world.open(config).await;
             world.processes.push(process);

@@ -15,7 +15,6 @@ use terrace_l3::{
 use terrace_l3_disk::{
     DiskConfig, DiskStore, IoEngine, PromotionConfig, TieredConfig, TieredStore,
 };
-use terrace_l3_nodes::Holding;
 use terrace_tests::l3::nodes::LocalNodes;
 use terrace_tests::l3::objects::{HARD, HARD_OF_ANOTHER, fill, is_right};
 use tokio::runtime::{Builder, Runtime};
@@ -441,7 +440,7 @@ fn tiered(slots: usize, write_behind: bool) -> Kind {
 fn nodes(slots: usize) -> Kind {
     let kept = Mutex::new(Vec::new());
     let open = move || -> Arc<dyn Store> {
-        let nodes = LocalNodes::start(3, || Holding::Memory(memory_store(slots)));
+        let nodes = LocalNodes::start(3, || Arc::new(memory_store(slots)));
         let store = nodes.store();
         kept.lock().unwrap().push(nodes);
         Arc::new(store)

@@ -1,15 +1,16 @@
 //! What one client may take of a node: time, memory, connections, and others' places.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use terrace_cache::PageKey;
 use terrace_l3::{
-    Arena, ExistsOptions, MemoryConfig, MemoryStore, ObjectId, PutOptions, Registration, Store,
-    StoreError,
+    Arena, ExistsOptions, LendingStore, MemoryConfig, MemoryStore, ObjectId, PutOptions,
+    Registration, Store, StoreError,
 };
 use terrace_l3_disk::{DiskConfig, DiskStore, TieredConfig, TieredStore};
 use terrace_l3_nodes::{
-    ClientLimits, Holding, NodeClient, NodeConfig, NodeSecret, NodeServer, NodesConfig, NodesStore,
+    ClientLimits, NodeClient, NodeConfig, NodeSecret, NodeServer, NodesConfig, NodesStore,
     RunningNode,
 };
 use terrace_tests::l3::nodes::{LocalNodes, patient, secret};
@@ -23,7 +24,7 @@ fn memory(slots: u64, bytes: usize) -> MemoryStore {
     MemoryStore::new(MemoryConfig::new(slots * bytes as u64, bytes)).unwrap()
 }
 
-fn start(holding: Holding, config: NodeConfig) -> RunningNode {
+fn start(holding: Arc<dyn LendingStore>, config: NodeConfig) -> RunningNode {
     NodeServer::bind("127.0.0.1:0", holding, config).unwrap().start().unwrap()
 }
 
@@ -36,7 +37,7 @@ fn theirs(number: u64) -> ObjectId {
 }
 
 /// A node for everybody, and for a guest who may have a quarter.
-fn hotel(holding: Holding) -> RunningNode {
+fn hotel(holding: Arc<dyn LendingStore>) -> RunningNode {
     let limits = ClientLimits { share: 0.25, ..ClientLimits::new([PageKey(0xbad)].into()) };
     let guest = NodeClient { name: "guest".to_owned(), secret: guests(), limits: Some(limits) };
     let mut config =
@@ -96,7 +97,7 @@ async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
 async fn a_client_that_sends_byte_by_byte_does_not_keep_memory() {
     const SLOT: usize = 1 << 20;
     let node = start(
-        Holding::Memory(memory(4, SLOT)),
+        Arc::new(memory(4, SLOT)),
         NodeConfig { stall_timeout_ms: 500, ..NodeConfig::new(secret()) },
     );
     let mut nodes = LocalNodes { config: config(&node), nodes: vec![node] };
@@ -123,7 +124,7 @@ async fn a_restricted_client_takes_its_share_from_others_and_no_more() {
     let folder = tempfile::tempdir().unwrap();
     for is_tiered in [false, true] {
         let node = hotel(match is_tiered {
-            false => Holding::Memory(memory(SLOTS, BYTES)),
+            false => Arc::new(memory(SLOTS, BYTES)),
             true => {
                 let slot = BYTES as u64 + 4096;
                 let disk = DiskConfig {
@@ -135,7 +136,7 @@ async fn a_restricted_client_takes_its_share_from_others_and_no_more() {
                 let disk = DiskStore::open(disk).unwrap();
                 let tiers =
                     TieredStore::new(memory(SLOTS / 2, BYTES), disk, TieredConfig::default());
-                Holding::Tiers(tiers.unwrap())
+                Arc::new(tiers.unwrap())
             }
         });
         let (host, guest) = (Client::of(&node), Client::guest(&node));
@@ -172,7 +173,7 @@ async fn a_restricted_client_takes_its_share_from_others_and_no_more() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restricted_client_has_its_share_of_connections() {
-    let node = hotel(Holding::Memory(memory(SLOTS, BYTES)));
+    let node = hotel(Arc::new(memory(SLOTS, BYTES)));
     // Each of these is a process that says so itself.
     let mut guests = Vec::new();
     for _ in 0..20 {

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::time::Duration;
 
 use terrace_cache::{PageKey, PrefixDigest};
@@ -15,8 +16,8 @@ use terrace_l3_nodes::wire::{
     Reply, Request,
 };
 use terrace_l3_nodes::{
-    ClientLimits, Holding, Mark, Membership, NodeClient, NodeConfig, NodeSecret, NodeServer,
-    NodesConfig, NodesStore, RunningNode, Standing,
+    ClientLimits, Mark, Membership, NodeClient, NodeConfig, NodeSecret, NodeServer, NodesConfig,
+    NodesStore, RunningNode, Standing,
 };
 use terrace_tests::l3::frames::read;
 use terrace_tests::l3::nodes::{patient, secret};
@@ -212,7 +213,7 @@ fn whatever_bytes_come_reading_them_ends_well() {
 fn node(config: NodeConfig) -> RunningNode {
     let store =
         MemoryStore::new(MemoryConfig::new(64 * OBJECT_BYTES as u64, OBJECT_BYTES)).unwrap();
-    NodeServer::bind("127.0.0.1:0", Holding::Memory(store), config).unwrap().start().unwrap()
+    NodeServer::bind("127.0.0.1:0", Arc::new(store), config).unwrap().start().unwrap()
 }
 
 fn client(address: SocketAddr, secret: NodeSecret) -> NodesStore {

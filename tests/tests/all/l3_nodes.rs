@@ -11,7 +11,7 @@ use terrace_l3::{
     PutOptions, Registration, Removal, Results, Store, StoreError, Stored,
 };
 use terrace_l3_disk::{DiskConfig, DiskStore, TieredConfig, TieredStore};
-use terrace_l3_nodes::{Holding, NodeConfig, NodeServer, NodesConfig, NodesStore, RunningNode};
+use terrace_l3_nodes::{NodeConfig, NodeServer, NodesConfig, NodesStore, RunningNode};
 use terrace_tests::l3::nodes::{LocalNodes, patient, secret};
 use terrace_tests::l3::objects::{self, HARD, page};
 use tokio::time::{Instant, sleep};
@@ -24,13 +24,13 @@ fn memory_store() -> MemoryStore {
 }
 
 fn nodes() -> LocalNodes {
-    LocalNodes::start(3, || Holding::Memory(memory_store()))
+    LocalNodes::start(3, || Arc::new(memory_store()))
 }
 
 /// A node at an address that one had before; the system may need a moment to let it go.
 async fn restart(address: SocketAddr, config: NodeConfig) -> RunningNode {
     for _ in 0..200 {
-        let holding = Holding::Memory(memory_store());
+        let holding = Arc::new(memory_store());
         match NodeServer::bind(&address.to_string(), holding, config.clone()) {
             Ok(node) => return node.start().unwrap(),
             Err(_) => sleep(Duration::from_millis(50)).await,
@@ -206,7 +206,7 @@ async fn a_put_that_fails_leaves_no_pin_on_one_of_two_copies() {
     let stores = RefCell::new(Vec::new());
     let mut nodes = LocalNodes::start(3, || {
         stores.borrow_mut().push(memory_store());
-        Holding::Memory(stores.borrow().last().unwrap().clone())
+        Arc::new(stores.borrow().last().unwrap().clone())
     });
     nodes.config.copies = 2;
     let client = Client::new(&nodes.config);
@@ -252,7 +252,7 @@ async fn a_node_that_says_nothing_is_waited_for_once() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_that_fails_late_says_nothing_about_a_node_that_has_returned() {
-    let mut nodes = LocalNodes::start(1, || Holding::Memory(memory_store()));
+    let mut nodes = LocalNodes::start(1, || Arc::new(memory_store()));
     let gate = nodes.put_gate_before(0).await;
     let config = NodesConfig {
         connect_timeout_ms: 3_000,
@@ -296,7 +296,7 @@ fn mostly_on_disk(folder: &Path, scratch_pages: u32, object_bytes: usize) -> Run
         stall_timeout_ms: 3_600_000,
         ..NodeConfig::new(secret())
     };
-    NodeServer::bind("127.0.0.1:0", Holding::Tiers(tiers), config).unwrap().start().unwrap()
+    NodeServer::bind("127.0.0.1:0", Arc::new(tiers), config).unwrap().start().unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -351,7 +351,7 @@ fn one_node(address: &str) -> NodesConfig {
 /// A node that is late with one answer and welcomes others is not away.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_late_answer_costs_a_call_and_not_the_node() {
-    let mut nodes = LocalNodes::start(1, || Holding::Memory(memory_store()));
+    let mut nodes = LocalNodes::start(1, || Arc::new(memory_store()));
     let gate = nodes.put_gate_before(0).await;
     let client = Client::new(&NodesConfig { exists_timeout_ms: 3_000, ..nodes.config.clone() });
     client.put(0).await.unwrap();

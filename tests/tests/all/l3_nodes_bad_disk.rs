@@ -5,14 +5,13 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use terrace_l3::{
-    Arena, BreakerState, ExistsOptions, Get, GetOptions, GuardConfig, Guarded, MemoryConfig,
-    MemoryStore, ObjectId, PutOptions, Results, Served, Store, StoreError,
+    Arena, BreakerState, ExistsOptions, Get, GetOptions, GuardConfig, Guarded, LendingStore,
+    MemoryConfig, MemoryStore, ObjectId, PutOptions, Results, Served, Store, StoreError,
 };
 use terrace_l3_disk::{Direction, DiskConfig, DiskStore, TieredConfig, TieredStore};
 use terrace_l3_features::{
     Dtype, FeatureConfig, FeatureError, FeatureStore, Released, Tensor, TensorSpec,
 };
-use terrace_l3_nodes::Holding;
 use terrace_tests::l3::gated::{Gate, GatedDisk};
 use terrace_tests::l3::nodes::LocalNodes;
 use terrace_tests::l3::objects::{self, page};
@@ -32,7 +31,7 @@ impl Farm {
         let folder = tempfile::tempdir().unwrap();
         let gated = Arc::new(GatedDisk::new(&folder.path().join("0")));
         let next = Cell::new(0);
-        let holding = || {
+        let holding = || -> Arc<dyn LendingStore> {
             let number = next.replace(next.get() + 1);
             let path = folder.path().join(number.to_string());
             let config = DiskConfig::new(path, 1024 * OBJECT_BYTES as u64, OBJECT_BYTES);
@@ -43,9 +42,7 @@ impl Farm {
             // Almost everything is read from disk.
             let memory = MemoryConfig::new(OBJECT_BYTES as u64, OBJECT_BYTES);
             let memory = MemoryStore::new(memory).unwrap();
-            Holding::Tiers(
-                TieredStore::new(memory, disk.unwrap(), TieredConfig::default()).unwrap(),
-            )
+            Arc::new(TieredStore::new(memory, disk.unwrap(), TieredConfig::default()).unwrap())
         };
         let mut nodes = LocalNodes::start(3, holding);
         nodes.config.copies = copies;

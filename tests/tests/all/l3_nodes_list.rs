@@ -4,16 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use terrace_l3::{
-    Arena, ExistsOptions, MemoryConfig, MemoryStore, ObjectId, Presence, PutOptions, Registration,
-    Removal, Store, StoreError, Stored,
+    Arena, ExistsOptions, LendingStore, MemoryConfig, MemoryStore, ObjectId, Presence, PutOptions,
+    Registration, Removal, Store, StoreError, Stored,
 };
 use terrace_l3_disk::{DiskConfig, DiskStore, TieredConfig, TieredStore};
 use terrace_l3_features::{
     Dtype, FeatureConfig, FeatureError, FeatureRef, FeatureStore, Released, Tensor, TensorSpec,
 };
 use terrace_l3_nodes::{
-    ChangeError, ClientLimits, Holding, NodeAddress, NodeClient, NodeConfig, NodeSecret,
-    NodeServer, NodesConfig, NodesError, NodesStore, RunningNode, change_list, survey,
+    ChangeError, ClientLimits, NodeAddress, NodeClient, NodeConfig, NodeSecret, NodeServer,
+    NodesConfig, NodesError, NodesStore, RunningNode, change_list, survey,
 };
 use terrace_tests::l3::nodes::{patient, secret};
 use terrace_tests::l3::objects::{self, page};
@@ -47,11 +47,11 @@ impl Farm {
         let folder = self.folder.path().join(node.to_string());
         for _ in 0..400 {
             let memory = MemoryStore::new(MemoryConfig::new(1024 * BYTES as u64, BYTES)).unwrap();
-            let holding = match self.has_disks {
-                false => Some(Holding::Memory(memory)),
+            let holding: Option<Arc<dyn LendingStore>> = match self.has_disks {
+                false => Some(Arc::new(memory)),
                 true => DiskStore::open(DiskConfig::new(&folder, 1024 * BYTES as u64, BYTES))
                     .map(|disk| TieredStore::new(memory, disk, TieredConfig::default()).unwrap())
-                    .map(Holding::Tiers)
+                    .map(|store| Arc::new(store) as Arc<dyn LendingStore>)
                     .ok(),
             };
             let config = NodeConfig {

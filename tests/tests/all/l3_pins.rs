@@ -13,7 +13,7 @@ use terrace_l3::{
 use terrace_l3_disk::{
     BLOCK_BYTES, Disk, DiskConfig, DiskFile, DiskStore, TieredConfig, TieredStore,
 };
-use terrace_l3_nodes::{Holding, NodeConfig, NodeServer, NodesConfig, NodesStore, RunningNode};
+use terrace_l3_nodes::{NodeConfig, NodeServer, NodesConfig, NodesStore, RunningNode};
 use terrace_tests::l3::nodes::{patient, secret};
 use terrace_tests::l3::objects::{self, HARD, HARD_OF_ANOTHER, page};
 use terrace_tests::l3::simulated_disk::SimulatedDisk;
@@ -75,7 +75,7 @@ async fn node(folder: &Path, address: &str, pins_kept: Duration) -> RunningNode 
         let disk = DiskStore::open(disk.clone()).unwrap();
         let tiers = TieredStore::new(memory, disk, TieredConfig::default()).unwrap();
         // The system may need a moment to let an address go.
-        match NodeServer::bind(address, Holding::Tiers(tiers), config.clone()) {
+        match NodeServer::bind(address, Arc::new(tiers), config.clone()) {
             Ok(node) => return node.start().unwrap(),
             Err(error) => assert!(Instant::now() < until, "{error}"),
         }
@@ -158,7 +158,7 @@ async fn pins_that_a_restarted_node_finds_end_if_nobody_stands_for_them() {
 async fn pins_of_a_client_that_is_gone_are_taken_back() {
     let config = NodeConfig { pins_kept_ms: 500, ..NodeConfig::new(secret()) };
     let memory = MemoryConfig::new(200 * OBJECT_BYTES as u64, OBJECT_BYTES);
-    let holding = Holding::Memory(MemoryStore::new(memory).unwrap());
+    let holding = Arc::new(MemoryStore::new(memory).unwrap());
     let node = NodeServer::bind("127.0.0.1:0", holding, config).unwrap().start().unwrap();
     let (gone, stays) = (client(&node), client(&node));
     gone.put(1, PINNED).await;

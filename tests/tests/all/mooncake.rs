@@ -64,15 +64,6 @@ async fn a_cluster_keeps_the_promises_of_a_store() {
     all(|| backend(config(&cluster))).await;
 }
 
-/// Headers and payloads as values of their own, where memory has no room for headers.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
-async fn a_cluster_with_payloads_apart_keeps_the_promises_of_a_store() {
-    let cluster = Cluster::start(Options::default());
-    let apart = || MooncakeConfig { apart_bytes_min: 1, ..config(&cluster) };
-    all(|| backend(apart())).await;
-}
-
 /// With the breaker and the negative cache in front, as a server has it, and batches in one piece.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]

@@ -2,8 +2,7 @@
 
 use terrace_bench::{
     CacheFigures, Distribution, FeaturesFigures, GapFigures, KeyCost, KeysFigures, L3Figures,
-    LifetimesFigures, MooncakeFigures, MooncakeOverhead, NodesFigures, PlansFigures,
-    RecoveryFigures, StepFigures,
+    LifetimesFigures, MooncakeFigures, NodesFigures, PlansFigures, RecoveryFigures, StepFigures,
 };
 use terrace_replay::Size;
 use terrace_replay::human;
@@ -126,18 +125,14 @@ pub(crate) fn recovery_text(run: &RecoveryFigures) -> String {
 
 pub(crate) fn mooncake_text(run: &MooncakeFigures) -> String {
     let size = Size(run.object_bytes as u64);
-    let line = |call: &str, us: f64, plain_us: f64, overhead: &MooncakeOverhead| {
+    let MooncakeFigures { batch, put_us, get_us, checksums_us, .. } = run;
+    let line = |call: &str, us: f64| {
         format!(
-            "{} x {size}: {call} {us:.0} us, {:+.1} % on the library's {plain_us:.0}; checksums alone \
-             are {:+.1} %, the adapter without them {:+.1} %\n",
-            run.batch,
-            overhead.percent,
-            overhead.checksums_percent,
-            overhead.besides_checksums_percent
+            "{batch} x {size}: {call} {us:.0} us; checksums alone take {checksums_us:.0} us, {:.1} % of it\n",
+            100.0 * checksums_us / us
         )
     };
-    line("put", run.put_us, run.plain_put_us, &run.put_overhead)
-        + &line("get", run.get_us, run.plain_get_us, &run.get_overhead)
+    line("put", *put_us) + &line("get", *get_us)
 }
 
 pub(crate) fn nodes_text(figures: &NodesFigures) -> String {

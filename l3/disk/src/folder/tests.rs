@@ -15,7 +15,7 @@ fn page(number: u64) -> ObjectId {
     ObjectId::page(PageKey(7), PageKey(u128::from(number) << 64))
 }
 
-/// Puts so many pages, and makes them durable.
+/// Puts `count` pages and makes them durable.
 async fn put_pages(opened: &OpenedInFolder, page_bytes: usize, count: u64) {
     let arena = Arena::new(1, page_bytes).unwrap();
     let _registration = opened.store.register(&arena).unwrap();
@@ -31,7 +31,7 @@ async fn has(opened: &OpenedInFolder, number: u64) -> bool {
     *found[0].as_ref().unwrap() != Presence::Absent
 }
 
-/// What all files in a folder have.
+/// Total length of the files in a folder.
 fn bytes_in(path: &Path) -> u64 {
     fs::read_dir(path)
         .unwrap()
@@ -42,7 +42,7 @@ fn bytes_in(path: &Path) -> u64 {
         .sum()
 }
 
-/// Says that a store was used so long ago.
+/// Sets the time of the last use of a store.
 fn age(root: &Path, page_bytes: usize, seconds: u64) {
     let then = SystemTime::now() - Duration::from_secs(seconds);
     for name in FILES {
@@ -73,7 +73,7 @@ async fn four_sizes_of_page_keep_to_one_limit() {
 }
 
 #[tokio::test]
-async fn what_was_used_least_recently_goes_first_and_no_more_than_must() {
+async fn least_recently_used_stores_are_removed_first() {
     let root = tempfile::tempdir().unwrap();
     for (page_bytes, seconds) in [(4096, 50), (8192, 5000), (12288, 500)] {
         let opened = folder(root.path()).open(page_bytes).unwrap();
@@ -89,19 +89,19 @@ async fn what_was_used_least_recently_goes_first_and_no_more_than_must() {
     put_pages(&opened, 16384, 45).await;
     drop(opened);
     let opened = folder(root.path()).open(16384).unwrap();
-    assert_eq!(sizes(&opened.others), [4096, 12288], "only the oldest was in the way");
+    assert_eq!(sizes(&opened.others), [4096, 12288], "only the oldest was removed");
     assert!(has(&opened, 0).await && has(&opened, 44).await);
     let left = fs::read_to_string(root.path().join(name_of(8192)).join("mine")).unwrap();
-    assert_eq!(left, "precious", "what is not the store's stays");
+    assert_eq!(left, "precious", "foreign files stay");
     assert!(root.path().join("pages-of-mine").exists());
-    // One that is gone begins anew.
+    // A removed store starts empty.
     drop(opened);
     let opened = folder(root.path()).open(8192).unwrap();
     assert!(!has(&opened, 0).await);
 }
 
 #[tokio::test]
-async fn a_store_that_is_in_use_stays_and_counts() {
+async fn a_store_in_use_stays_and_counts() {
     let root = tempfile::tempdir().unwrap();
     let first = folder(root.path()).open(4096).unwrap();
     put_pages(&first, 4096, 100).await;
@@ -113,7 +113,7 @@ async fn a_store_that_is_in_use_stays_and_counts() {
     put_pages(&second, 8192, 2 * LIMIT / 8192).await;
     assert!(bytes_in(root.path()) <= LIMIT, "{} bytes", bytes_in(root.path()));
     assert!(has(&first, 0).await && has(&first, 99).await);
-    // They have it all: a third finds no room, and is told who has it.
+    // They use the whole limit: a third finds no room, and the error names their owner.
     put_pages(&first, 4096, 2 * LIMIT / 4096).await;
     assert!(bytes_in(root.path()) <= LIMIT, "{} bytes", bytes_in(root.path()));
     let refused = folder(root.path()).open(1 << 20).unwrap_err();
@@ -122,7 +122,7 @@ async fn a_store_that_is_in_use_stays_and_counts() {
 }
 
 #[tokio::test]
-async fn a_smaller_limit_first_costs_what_nobody_uses_and_then_the_oldest() {
+async fn a_smaller_limit_removes_idle_stores_and_then_old_objects() {
     let root = tempfile::tempdir().unwrap();
     for page_bytes in [8192, 4096] {
         let opened = folder(root.path()).open(page_bytes).unwrap();

@@ -1,45 +1,45 @@
-//! How promotions go.
+//! Statistics of promotions.
 
 use serde::Serialize;
 use terrace_l3::Figure;
 
-/// How promotions from disk to memory went.
+/// Statistics of promotions from disk to memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PromotionStats {
     /// Gets served from memory.
     pub gets_from_memory: u64,
-    /// Of these, gets that waited for a promotion.
+    /// Gets among them that waited for a promotion.
     pub gets_after_waiting: u64,
     /// Gets served from disk.
     pub gets_from_disk: u64,
-    /// Batches whose wait for promotions ran out.
+    /// Batches whose wait for promotions timed out.
     pub waits_expired: u64,
-    /// Promotions begun.
+    /// Promotions started.
     pub triggered: u64,
-    /// Requests for a promotion that was under way or had just ended.
+    /// Requests for a promotion that was active or finished recently.
     pub deduplicated: u64,
-    /// Requests turned down during a cooldown.
+    /// Requests refused during a cooldown.
     pub cooled_down: u64,
-    /// Requests turned down because the queue was full.
+    /// Requests refused because the queue was full.
     pub queue_full: u64,
-    /// Promotions that ended with the object in memory.
+    /// Promotions that moved the object to memory.
     pub done: u64,
     /// Promotions that found the object in memory.
     pub already_resident: u64,
-    /// Promotions that found the object gone from disk.
+    /// Promotions that did not find the object on disk.
     pub vanished: u64,
     /// Promotions that found no memory.
     pub no_memory: u64,
-    /// Promotions that failed otherwise.
+    /// Promotions that failed for another reason.
     pub failed: u64,
-    /// Promotions waiting or under way.
+    /// Promotions queued or running.
     pub active: u64,
-    /// Ended promotions that are still remembered.
+    /// Finished promotions that are remembered.
     pub remembered: u64,
 }
 
 impl PromotionStats {
-    /// All of it, for whoever collects metrics.
+    /// Metrics of all counters.
     #[must_use]
     pub fn figures(&self) -> Vec<Figure> {
         vec![

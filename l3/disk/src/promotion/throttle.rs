@@ -1,4 +1,4 @@
-//! Which promotions may begin: each once, only so many, and none while memory is short.
+//! Admission of promotions: each object once, a bounded number, and none while memory is short.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use super::PromotionConfig;
 use super::PromotionStats;
 use terrace_l3::ObjectId;
 
-/// The state of every promotion that is under way or ended lately.
+/// State of every promotion that is active or ended recently.
 #[derive(Debug)]
 pub(crate) struct Throttle {
     active_max: u64,
@@ -17,40 +17,40 @@ pub(crate) struct Throttle {
     remembered_max: usize,
     cooldown: Duration,
     /// Ordered, so that the generations of an object are neighbours.
-    entries: BTreeMap<ObjectId, Entry>,
-    /// The ended ones, each exactly once. Only what is in here is ever forgotten, so that time never
-    /// takes away an entry that somebody works on.
+    entries: BTreeMap<ObjectId, PromotionEntry>,
+    /// Ended promotions, each exactly once. Only these are ever forgotten, so an active promotion
+    /// is never lost by time.
     ended: VecDeque<(Instant, ObjectId)>,
-    /// When a promotion last found no memory.
+    /// Time when a promotion last found no memory.
     starved: Option<Instant>,
     stats: PromotionStats,
 }
 
-/// How a promotion ended.
+/// Outcome of a promotion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ending {
+pub(crate) enum PromotionOutcome {
     /// The object is in memory.
     Done,
     /// It was in memory already.
     AlreadyResident,
-    /// It is not on disk any more, or not to be read any more.
+    /// The object is no longer on disk, or is unreadable.
     Vanished,
     /// Memory had no room.
     NoMemory,
-    /// Anything else.
+    /// Any other failure.
     Failed,
 }
 
 #[derive(Debug)]
-struct Entry {
-    state: State,
+struct PromotionEntry {
+    state: PromotionState,
     revoked: bool,
 }
 
-/// Where a promotion is. One that ended without a reason to leave the object alone has no state: an
-/// object that vanished is not on disk to be asked for, and a lack of memory pauses all promotions.
+/// State of a promotion. Outcomes after which the object may be promoted again at once have no
+/// state: an object that vanished is not on disk, and a lack of memory pauses all promotions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum PromotionState {
     /// Waiting for a worker.
     Triggered,
     InFlight,
@@ -59,11 +59,13 @@ enum State {
     AlreadyResident,
 }
 
-impl State {
+impl PromotionState {
     fn is_active(self) -> bool {
         match self {
-            State::Triggered | State::InFlight => true,
-            State::Done | State::Failed | State::AlreadyResident => false,
+            PromotionState::Triggered | PromotionState::InFlight => true,
+            PromotionState::Done | PromotionState::Failed | PromotionState::AlreadyResident => {
+                false
+            }
         }
     }
 }
@@ -82,8 +84,8 @@ impl Throttle {
         }
     }
 
-    /// Whether a promotion of the object begins; it is active from then on, until its
-    /// [`end`](Self::end).
+    /// Starts a promotion of the object unless it is refused; returns whether it did. The promotion
+    /// is active until its [`end`](Self::end).
     pub(crate) fn trigger(&mut self, id: ObjectId, now: Instant) -> bool {
         self.forget(now);
         if self.entries.contains_key(&id) {
@@ -94,34 +96,35 @@ impl Throttle {
             self.stats.queue_full += 1;
         } else {
             self.stats.triggered += 1;
-            self.entries.insert(id, Entry { state: State::Triggered, revoked: false });
+            self.entries
+                .insert(id, PromotionEntry { state: PromotionState::Triggered, revoked: false });
             return true;
         }
         false
     }
 
-    /// A worker has taken it up.
+    /// Records that a worker has started.
     pub(crate) fn start(&mut self, id: &ObjectId) {
         let entry = self.entries.get_mut(id).expect("an active entry stays");
-        assert_eq!(entry.state, State::Triggered, "a promotion starts once");
-        entry.state = State::InFlight;
+        assert_eq!(entry.state, PromotionState::Triggered, "a promotion starts once");
+        entry.state = PromotionState::InFlight;
     }
 
-    /// The promotion is over.
-    pub(crate) fn end(&mut self, id: &ObjectId, ending: Ending, now: Instant) {
+    /// Ends the promotion.
+    pub(crate) fn end(&mut self, id: &ObjectId, ending: PromotionOutcome, now: Instant) {
         let entry = self.entries.get_mut(id).expect("an active entry stays");
         assert!(entry.state.is_active(), "a promotion ends once");
         let (count, remembered) = match ending {
-            Ending::Done => (&mut self.stats.done, Some(State::Done)),
-            Ending::AlreadyResident => {
-                (&mut self.stats.already_resident, Some(State::AlreadyResident))
+            PromotionOutcome::Done => (&mut self.stats.done, Some(PromotionState::Done)),
+            PromotionOutcome::AlreadyResident => {
+                (&mut self.stats.already_resident, Some(PromotionState::AlreadyResident))
             }
-            Ending::Vanished => (&mut self.stats.vanished, None),
-            Ending::NoMemory => (&mut self.stats.no_memory, None),
-            Ending::Failed => (&mut self.stats.failed, Some(State::Failed)),
+            PromotionOutcome::Vanished => (&mut self.stats.vanished, None),
+            PromotionOutcome::NoMemory => (&mut self.stats.no_memory, None),
+            PromotionOutcome::Failed => (&mut self.stats.failed, Some(PromotionState::Failed)),
         };
         *count += 1;
-        if ending == Ending::NoMemory {
+        if ending == PromotionOutcome::NoMemory {
             self.starved = Some(now);
         }
         if let Some(state) = remembered {
@@ -133,21 +136,21 @@ impl Throttle {
         self.forget(now);
     }
 
-    /// Marks the object's promotion, if it is under way, as not wanted any more.
+    /// Revokes the object's promotion if it is active.
     pub(crate) fn revoke(&mut self, id: &ObjectId) {
         if let Some(entry) = self.entries.get_mut(id) {
             entry.revoked = true;
         }
     }
 
-    /// Likewise for all lower generations of the object.
+    /// Like [`Throttle::revoke`], for all lower generations of the object.
     pub(crate) fn revoke_lower(&mut self, id: &ObjectId) {
         for (_, entry) in self.entries.range_mut(id.with_generation(0)..*id) {
             entry.revoked = true;
         }
     }
 
-    /// Counters and gauges; the gets are not among them.
+    /// Counters and gauges, without those of gets.
     pub(crate) fn stats(&mut self, now: Instant) -> PromotionStats {
         self.forget(now);
         let remembered = self.ended.len() as u64;
@@ -201,7 +204,9 @@ mod tests {
 
     #[test]
     fn an_object_is_promoted_once() {
-        for ending in [Ending::Done, Ending::AlreadyResident, Ending::Failed] {
+        for ending in
+            [PromotionOutcome::Done, PromotionOutcome::AlreadyResident, PromotionOutcome::Failed]
+        {
             let (mut throttle, start) = throttle(PromotionConfig::default());
             assert!(throttle.trigger(id(1), start));
             assert!(!throttle.trigger(id(1), start), "it waits");
@@ -216,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn f37_time_never_takes_an_active_promotion_away() {
+    fn f37_an_active_promotion_never_expires() {
         let (mut throttle, start) = throttle(PromotionConfig::default());
         assert!(throttle.trigger(id(1), start));
         assert!(throttle.trigger(id(2), start));
@@ -224,8 +229,8 @@ mod tests {
         let much_later = start + Duration::from_secs(1_000_000);
         assert!(!throttle.trigger(id(1), much_later));
         assert!(!throttle.trigger(id(2), much_later));
-        throttle.end(&id(2), Ending::Done, much_later);
-        throttle.end(&id(1), Ending::Done, much_later);
+        throttle.end(&id(2), PromotionOutcome::Done, much_later);
+        throttle.end(&id(1), PromotionOutcome::Done, much_later);
         assert!(!throttle.trigger(id(2), much_later + millis(999)), "its time begins with its end");
     }
 
@@ -233,8 +238,8 @@ mod tests {
     fn f36_a_promotion_that_failed_before_it_started_is_tried_again() {
         let (mut throttle, start) = throttle(PromotionConfig::default());
         assert!(throttle.trigger(id(1), start));
-        throttle.end(&id(1), Ending::Failed, start);
-        assert!(!throttle.is_active(&id(1)), "nobody waits for it");
+        throttle.end(&id(1), PromotionOutcome::Failed, start);
+        assert!(!throttle.is_active(&id(1)), "it is not active");
         assert!(throttle.trigger(id(1), start + millis(1000)));
     }
 
@@ -242,7 +247,7 @@ mod tests {
     fn a_lack_of_memory_pauses_all_promotions() {
         let (mut throttle, start) = throttle(PromotionConfig::default());
         assert!(throttle.trigger(id(1), start));
-        throttle.end(&id(1), Ending::NoMemory, start);
+        throttle.end(&id(1), PromotionOutcome::NoMemory, start);
         assert!(!throttle.trigger(id(1), start + millis(499)));
         assert!(!throttle.trigger(id(2), start + millis(499)));
         assert!(throttle.trigger(id(1), start + millis(500)), "the object itself is not at fault");
@@ -251,22 +256,22 @@ mod tests {
     }
 
     #[test]
-    fn what_vanished_is_not_remembered() {
+    fn vanished_objects_are_not_remembered() {
         let (mut throttle, start) = throttle(PromotionConfig::default());
         assert!(throttle.trigger(id(1), start));
-        throttle.end(&id(1), Ending::Vanished, start);
+        throttle.end(&id(1), PromotionOutcome::Vanished, start);
         assert!(throttle.trigger(id(1), start));
     }
 
     #[test]
-    fn only_so_many_wait_and_only_so_many_are_remembered() {
+    fn the_queue_and_the_memory_of_ended_promotions_are_limited() {
         let config =
             PromotionConfig { queue_max: 3, remembered_max: 2, ..PromotionConfig::default() };
         let (mut throttle, start) = throttle(config);
         let begun = (0..5).filter(|key| throttle.trigger(id(*key), start)).count();
         assert_eq!((begun, throttle.stats.queue_full), (3, 2));
         for key in 0..3 {
-            throttle.end(&id(key), Ending::Done, start);
+            throttle.end(&id(key), PromotionOutcome::Done, start);
         }
         assert_eq!(throttle.stats(start).remembered, 2);
         assert!(throttle.trigger(id(0), start), "the oldest is forgotten");
@@ -277,17 +282,17 @@ mod tests {
     enum Step {
         Trigger(u128),
         Start(u128),
-        End(u128, Ending),
+        End(u128, PromotionOutcome),
         Wait(u64),
     }
 
     fn step() -> impl Strategy<Value = Step> {
         let ending = prop::sample::select(vec![
-            Ending::Done,
-            Ending::AlreadyResident,
-            Ending::Vanished,
-            Ending::NoMemory,
-            Ending::Failed,
+            PromotionOutcome::Done,
+            PromotionOutcome::AlreadyResident,
+            PromotionOutcome::Vanished,
+            PromotionOutcome::NoMemory,
+            PromotionOutcome::Failed,
         ]);
         prop_oneof![
             4 => (0u128..6).prop_map(Step::Trigger),
@@ -298,7 +303,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against a model that knows only which promotions are active, and whether they started.
+        /// Compared with a model that knows only which promotions are active, and whether they
+        /// started.
         #[test]
         fn active_promotions_stay_and_the_counts_add_up(
             steps in prop::collection::vec(step(), 0..200),

@@ -1,4 +1,4 @@
-//! Both tiers together, on a disk whose reads can be held up and whose writes can be made to fail.
+//! Both tiers together, on a disk whose reads can be delayed and whose writes can fail.
 
 use std::io;
 use std::num::NonZeroU64;
@@ -24,9 +24,9 @@ const PREFETCH: ExistsOptions = ExistsOptions { prefetch_to_memory: true, lease:
 #[derive(Debug)]
 struct Gate {
     disk: FileDisk,
-    /// Those that wait while the gate is shut.
+    /// Reads that wait while the gate is shut.
     held: Mutex<Option<Vec<Transfer>>>,
-    /// The same for writes.
+    /// Writes that wait while the gate is shut.
     held_writes: Mutex<Option<Vec<Transfer>>>,
     writes_fail: AtomicBool,
 }
@@ -98,7 +98,7 @@ impl Disk for Gate {
     }
 }
 
-struct Bench {
+struct TestTiers {
     store: TieredStore,
     gate: Arc<Gate>,
     arena: Arena,
@@ -106,7 +106,7 @@ struct Bench {
     _directory: TempDir,
 }
 
-impl Bench {
+impl TestTiers {
     fn new(memory_slots: u64, promotion: PromotionConfig) -> Self {
         Self::with(memory_slots, TieredConfig { promotion, ..TieredConfig::default() })
     }
@@ -143,7 +143,7 @@ impl Bench {
         self.store.put_from(vec![put], options).await.remove(0)
     }
 
-    /// A put that others may have under way at the same time.
+    /// A put that can run concurrently with others.
     fn put_of(&self, id: ObjectId) -> Put {
         let page = 32 + id.key.0 as u32;
         self.arena.target(page).unwrap().fill(byte(&id));
@@ -159,7 +159,7 @@ impl Bench {
         self.put_with(id, PutOptions::default()).await
     }
 
-    /// Stores objects and makes memory forget them.
+    /// Stores objects and removes them from memory.
     async fn put_on_disk(&self, ids: &[ObjectId]) {
         for id in ids {
             assert_eq!(self.put(*id).await, Ok(Stored::New));
@@ -168,7 +168,7 @@ impl Bench {
         }
     }
 
-    /// Fills memory with objects that stay there.
+    /// Fills memory with objects that cannot be evicted.
     async fn fill_memory(&self, ids: &[ObjectId]) {
         let options = PutOptions { pin: Some(HARD), durable: false };
         for id in ids {
@@ -200,7 +200,7 @@ impl Bench {
         results.into_iter().map(Result::unwrap).collect()
     }
 
-    /// Waits until that many promotions have got as far as the gate.
+    /// Waits until `count` promotions have reached the gate.
     async fn at_the_gate(&self, count: usize) {
         while self.gate.held() < count {
             tokio::task::yield_now().await;
@@ -237,8 +237,8 @@ fn byte(id: &ObjectId) -> u8 {
 }
 
 #[tokio::test]
-async fn what_exists_on_disk_moves_to_memory_when_asked_to() {
-    let bench = Bench::new(8, PromotionConfig::default());
+async fn a_lookup_with_prefetch_promotes_objects() {
+    let bench = TestTiers::new(8, PromotionConfig::default());
     bench.put_on_disk(&[id(1)]).await;
     let found = bench.store.exists(&[id(1), id(2)], ExistsOptions::default()).await;
     assert_eq!(found, [Ok(Presence::Present(Place::Disk)), Ok(Presence::Absent)]);
@@ -256,9 +256,9 @@ async fn what_exists_on_disk_moves_to_memory_when_asked_to() {
 }
 
 #[tokio::test]
-async fn asking_returns_at_once_and_few_move_at_a_time() {
+async fn prefetch_returns_at_once_and_promotes_a_few_at_a_time() {
     let config = PromotionConfig { workers: 2, chunk_keys: 3, ..PromotionConfig::default() };
-    let bench = Bench::new(16, config);
+    let bench = TestTiers::new(16, config);
     bench.put_on_disk(&ids(0..10)).await;
     bench.gate.shut();
     bench.prefetch(&ids(0..10)).await;
@@ -276,7 +276,7 @@ async fn asking_returns_at_once_and_few_move_at_a_time() {
 
 #[tokio::test(start_paused = true)]
 async fn f38_ten_promotions_are_waited_for_once() {
-    let bench = Bench::new(16, PromotionConfig::default());
+    let bench = TestTiers::new(16, PromotionConfig::default());
     bench.put_on_disk(&ids(0..11)).await;
     let start = Instant::now();
     let tickets: Vec<_> =
@@ -298,12 +298,12 @@ async fn f38_ten_promotions_are_waited_for_once() {
     drop(tickets);
 }
 
-/// Whichever way their promotion and the read of the others overlap.
+/// Holds for every interleaving of the promotion and the read of the others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_is_on_its_way_to_memory_is_not_read_from_disk() {
+async fn objects_in_promotion_are_not_read_from_disk() {
     let config =
         PromotionConfig { get_wait_ms: 60_000, remember_ms: 0, ..PromotionConfig::default() };
-    let bench = Bench::new(64, config);
+    let bench = TestTiers::new(64, config);
     let ids = ids(0..50);
     bench.put_on_disk(&ids).await;
     for _ in 0..100 {
@@ -318,7 +318,7 @@ async fn what_is_on_its_way_to_memory_is_not_read_from_disk() {
 #[tokio::test]
 async fn f38_a_wait_ends_with_the_last_promotion() {
     let bench =
-        Bench::new(16, PromotionConfig { get_wait_ms: 60_000, ..PromotionConfig::default() });
+        TestTiers::new(16, PromotionConfig { get_wait_ms: 60_000, ..PromotionConfig::default() });
     bench.put_on_disk(&ids(0..10)).await;
     bench.gate.shut();
     bench.prefetch(&ids(0..10)).await;
@@ -338,7 +338,7 @@ async fn f38_a_wait_ends_with_the_last_promotion() {
 
 #[tokio::test(start_paused = true)]
 async fn a_lack_of_memory_pauses_promotions() {
-    let bench = Bench::new(2, PromotionConfig::default());
+    let bench = TestTiers::new(2, PromotionConfig::default());
     bench.fill_memory(&ids(0..2)).await;
     bench.put_on_disk(&ids(2..4)).await;
     bench.prefetch(&[id(2)]).await;
@@ -354,8 +354,8 @@ async fn a_lack_of_memory_pauses_promotions() {
 }
 
 #[tokio::test]
-async fn what_is_removed_during_its_promotion_does_not_come_back() {
-    let bench = Bench::new(8, PromotionConfig::default());
+async fn an_object_removed_during_its_promotion_does_not_return() {
+    let bench = TestTiers::new(8, PromotionConfig::default());
     bench.put_on_disk(&[id(1)]).await;
     bench.gate.shut();
     bench.prefetch(&[id(1)]).await;
@@ -371,14 +371,14 @@ async fn what_is_removed_during_its_promotion_does_not_come_back() {
 }
 
 #[tokio::test]
-async fn what_is_replaced_during_its_promotion_does_not_come_back() {
-    let bench = Bench::new(2, PromotionConfig::default());
+async fn an_object_replaced_during_its_promotion_does_not_return() {
+    let bench = TestTiers::new(2, PromotionConfig::default());
     let (old, new) = (id(1).with_generation(1), id(1).with_generation(2));
     bench.put_on_disk(&[old]).await;
     bench.gate.shut();
     bench.prefetch(&[old]).await;
     bench.at_the_gate(1).await;
-    // The new one finds no room in memory and so cannot be in the way of the old one there.
+    // The new one finds no room in memory and so does not evict the old one there.
     bench.fill_memory(&[id(5)]).await;
     assert_eq!(bench.put(new).await, Ok(Stored::New));
     assert!(!bench.memory().contains(&new));
@@ -390,19 +390,19 @@ async fn what_is_replaced_during_its_promotion_does_not_come_back() {
 
 #[tokio::test]
 async fn a_later_generation_replaces_earlier_ones_in_both_tiers() {
-    let bench = Bench::new(2, PromotionConfig::default());
+    let bench = TestTiers::new(2, PromotionConfig::default());
     let generation = |number| id(1).with_generation(number);
     bench.fill_memory(&[id(5)]).await;
     bench.put_on_disk(&[generation(1)]).await;
     bench.prefetch(&[generation(1)]).await;
     bench.settle(&[generation(1)]).await;
     assert_eq!(bench.get(generation(1)).await, Ok(Place::Memory));
-    // Memory is full, of the earlier one among others.
+    // Memory is full; the earlier generation is among its objects.
     assert_eq!(bench.put(generation(2)).await, Ok(Stored::New));
     assert_eq!(bench.get(generation(1)).await, Err(StoreError::Missing));
     assert_eq!(bench.put(generation(1)).await, Err(StoreError::Superseded { present: 2 }));
 
-    // Only memory knows the latest.
+    // Only memory has the latest.
     assert_eq!(bench.put(generation(3)).await, Ok(Stored::New));
     bench.disk().remove(&[generation(3)], Removal::Forced).await.remove(0).unwrap();
     let options = PutOptions { pin: Some(HARD), durable: false };
@@ -413,8 +413,8 @@ async fn a_later_generation_replaces_earlier_ones_in_both_tiers() {
 }
 
 #[tokio::test]
-async fn a_tier_that_cannot_take_an_object_leaves_it_to_the_other() {
-    let bench = Bench::new(2, PromotionConfig::default());
+async fn an_object_that_one_tier_refuses_is_kept_by_the_other() {
+    let bench = TestTiers::new(2, PromotionConfig::default());
     bench.gate.writes_fail.store(true, Ordering::Relaxed);
     assert_eq!(bench.put(id(1)).await, Ok(Stored::New));
     assert_eq!(bench.put(id(1)).await, Ok(Stored::AlreadyThere));
@@ -435,7 +435,7 @@ async fn a_tier_that_cannot_take_an_object_leaves_it_to_the_other() {
 
 #[tokio::test]
 async fn a_damaged_copy_in_memory_is_read_from_disk() {
-    let bench = Bench::new(8, PromotionConfig::default());
+    let bench = TestTiers::new(8, PromotionConfig::default());
     assert_eq!(bench.put(id(1)).await, Ok(Stored::New));
     bench.memory().arena().target(0).unwrap()[100] ^= 1;
     assert_eq!(bench.get(id(1)).await, Ok(Place::Disk));
@@ -445,7 +445,7 @@ async fn a_damaged_copy_in_memory_is_read_from_disk() {
 
 #[tokio::test]
 async fn a_refused_removal_leaves_both_copies() {
-    let bench = Bench::new(8, PromotionConfig::default());
+    let bench = TestTiers::new(8, PromotionConfig::default());
     for key in 1..4 {
         assert_eq!(bench.put(id(key)).await, Ok(Stored::New));
     }
@@ -464,7 +464,7 @@ async fn a_refused_removal_leaves_both_copies() {
 
 #[tokio::test]
 async fn pins_hold_in_whichever_tier_has_the_object() {
-    let bench = Bench::new(8, PromotionConfig::default());
+    let bench = TestTiers::new(8, PromotionConfig::default());
     bench.put_on_disk(&[id(1)]).await;
     assert_eq!(bench.store.pin(&[id(1)], HARD).await, [Ok(())]);
     bench.prefetch(&[id(1)]).await;
@@ -478,10 +478,10 @@ async fn pins_hold_in_whichever_tier_has_the_object() {
     assert_eq!(bench.store.remove(&[id(1)], Removal::Forced).await, [Ok(())]);
 }
 
-/// What is on disk was pinned by one owner before its copy in memory was there.
+/// The object on disk was pinned by one owner before its copy in memory existed.
 #[tokio::test]
 async fn another_owner_is_refused_whichever_tier_knows_the_pin() {
-    let bench = Bench::new(8, PromotionConfig::default());
+    let bench = TestTiers::new(8, PromotionConfig::default());
     bench.put_on_disk(&[id(1)]).await;
     assert_eq!(bench.store.pin(&[id(1)], HARD).await, [Ok(())]);
     bench.prefetch(&[id(1)]).await;
@@ -495,8 +495,8 @@ async fn another_owner_is_refused_whichever_tier_knows_the_pin() {
 
 #[tokio::test]
 async fn a_registration_is_with_both_tiers_or_none() {
-    let bench = Bench::new(2, PromotionConfig::default());
-    let arenas = |bench: &Bench| bench.store.stats().memory.unwrap().arenas;
+    let bench = TestTiers::new(2, PromotionConfig::default());
+    let arenas = |bench: &TestTiers| bench.store.stats().memory.unwrap().arenas;
     let arena = Arena::new(1, BYTES).unwrap();
     let with_disk = bench.disk().register(&arena).unwrap();
     assert!(bench.store.register(&arena).is_err());
@@ -510,7 +510,7 @@ async fn a_registration_is_with_both_tiers_or_none() {
 
 #[tokio::test]
 async fn shutdown_waits_for_promotions_under_way() {
-    let bench = Bench::new(8, PromotionConfig { workers: 1, ..PromotionConfig::default() });
+    let bench = TestTiers::new(8, PromotionConfig { workers: 1, ..PromotionConfig::default() });
     bench.put_on_disk(&ids(1..3)).await;
     bench.gate.shut();
     bench.prefetch(&ids(1..3)).await;
@@ -533,12 +533,12 @@ async fn shutdown_waits_for_promotions_under_way() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn tiers_agree_under_load() {
     let config = PromotionConfig { remember_ms: 0, cooldown_ms: 0, ..PromotionConfig::default() };
-    agree_under_load(Bench::new(5, config)).await;
+    agree_under_load(TestTiers::new(5, config)).await;
 }
 
-/// Everything at once, over a memory that is always too small: no get ever sees wrong bytes, and in
-/// the end nothing is left under way.
-async fn agree_under_load(bench: Bench) {
+/// Everything concurrently, over a memory that is always too small: no get ever sees wrong bytes,
+/// and nothing stays active in the end.
+async fn agree_under_load(bench: TestTiers) {
     let work = |task: u32| {
         let (store, arena) = (bench.store.clone(), bench.arena.clone());
         async move {

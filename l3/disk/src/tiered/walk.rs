@@ -1,60 +1,60 @@
-//! The way of a read through the tiers: memory first, then what is on its way there, then the disk.
+//! Read path through the tiers: memory, then active promotions, then disk.
 
 use std::future::Future;
 use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::Shared;
+use super::TieredCore;
 use terrace_l3::{GetOptions, ObjectId, Results, StoreError};
 
-/// Parts of a batch, each with its place in it.
+/// Parts of a batch, each with its index in it.
 pub(super) type Numbered<T> = Vec<(usize, T)>;
 
-/// How something is read from each tier.
-pub(super) trait Reading: Sync {
-    /// What is to be read.
-    type Job: Send;
-    /// What comes of it.
-    type Answer: Send;
+/// Read operations of each tier.
+pub(super) trait TierReader: Sync {
+    /// Request for one object.
+    type Wanted: Send;
+    /// Result for one object.
+    type Output: Send;
 
-    fn id(job: &Self::Job) -> ObjectId;
+    fn id(job: &Self::Wanted) -> ObjectId;
 
-    /// Answers what is in memory, and hands back the rest.
+    /// Reads the objects in memory, and returns the others.
     fn read_memory(
         &self,
-        jobs: Numbered<Self::Job>,
+        jobs: Numbered<Self::Wanted>,
         waited: bool,
-        answered: &mut Numbered<Result<Self::Answer, StoreError>>,
-    ) -> impl Future<Output = Numbered<Self::Job>> + Send;
+        answered: &mut Numbered<Result<Self::Output, StoreError>>,
+    ) -> impl Future<Output = Numbered<Self::Wanted>> + Send;
 
     fn read_disk(
         &self,
-        jobs: Numbered<Self::Job>,
+        jobs: Numbered<Self::Wanted>,
         how: FromDisk,
-    ) -> impl Future<Output = Numbered<Result<Self::Answer, StoreError>>> + Send;
+    ) -> impl Future<Output = Numbered<Result<Self::Output, StoreError>>> + Send;
 }
 
-/// How the disk is read.
+/// Circumstances of a read from disk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FromDisk {
-    /// A promotion was waited for, in vain.
+    /// The read waited for a promotion that failed.
     pub(super) waited: bool,
     /// Nothing else of the batch is read from disk.
     pub(super) alone: bool,
 }
 
-impl Shared {
-    /// Reads a batch. Promotions under way are waited for, all at once, while the disk is asked for the rest.
-    pub(super) async fn walk<R: Reading>(
+impl TieredCore {
+    /// Reads a batch. Waits for active promotions, all at once, while the disk reads the rest.
+    pub(super) async fn walk<R: TierReader>(
         &self,
         reading: &R,
-        jobs: Vec<R::Job>,
+        jobs: Vec<R::Wanted>,
         options: GetOptions,
-    ) -> Results<R::Answer> {
+    ) -> Results<R::Output> {
         let objects = jobs.len();
         let mut answered = Vec::with_capacity(objects);
-        // Before memory: what is promoted while memory is read would else be found in neither.
+        // Before memory is read: an object promoted meanwhile would otherwise be found in neither.
         let active = self.board.active(jobs.iter().map(R::id));
         let jobs = jobs.into_iter().enumerate().collect();
         let left = reading.read_memory(jobs, false, &mut answered).await;
@@ -79,13 +79,13 @@ impl Shared {
         results.into_iter().map(|result| result.expect("each is answered")).collect()
     }
 
-    async fn read_promoted<R: Reading>(
+    async fn read_promoted<R: TierReader>(
         &self,
         reading: &R,
-        jobs: Numbered<R::Job>,
+        jobs: Numbered<R::Wanted>,
         wait: Duration,
         alone: bool,
-    ) -> Numbered<Result<R::Answer, StoreError>> {
+    ) -> Numbered<Result<R::Output, StoreError>> {
         if jobs.is_empty() {
             return Vec::new();
         }

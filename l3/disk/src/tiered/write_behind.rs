@@ -1,8 +1,8 @@
-//! Writing behind: objects that memory has taken, and that are still on their way to the disk.
+//! Write-behind: objects that memory has accepted and that are still to be written to disk.
 //!
-//! Their slots are lent to whoever writes them, so memory keeps them until the disk has them too. Until then they are
-//! claimed, and so is whatever else is being changed: who wants to change an object waits for the claim of another, and
-//! so finds what was on its way on disk, like any other.
+//! Their slots are lent to the writer, so memory keeps them until they are on disk. Until then they
+//! are claimed, like every object that is being changed: a call that changes an object waits for
+//! the claims of others, and then finds the object on disk, like any other.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,57 +14,58 @@ use smallvec::SmallVec;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-use super::{memory_may_stand_in, take_back};
+use super::{may_be_in_memory_only, remove_stray};
 use crate::DiskStore;
 use terrace_l3::backend::SlotLoan;
 use terrace_l3::{Figure, Header, MemoryStore, ObjectId, Put, PutOptions, Store, Stored};
 
-/// Batches that are written at a time; the disk itself has several transfers of each under way.
+/// Maximum number of batches written concurrently; each has several transfers in flight.
 const WRITERS: usize = 4;
 
-/// Nobody has stored or loaded for so long: more than there is between two steps of an engine.
-const QUIET: Duration = Duration::from_millis(50);
+/// Idle time after which batches are written, without a call that stores or loads. Longer than the
+/// gap between two steps of an engine.
+const IDLE_BEFORE_FLUSH: Duration = Duration::from_millis(50);
 
-/// Whether somebody waits for what is to be written is looked at so often.
-const LOOK: Duration = Duration::from_millis(5);
+/// Interval of checks whether a call waits for an object that is to be written.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Batches wait so long for quiet. Whoever stores or loads waits for the processor and for memory, which writing would
-/// take from it.
-const PATIENCE: Duration = Duration::from_millis(250);
+/// Maximum time that a batch waits for idleness. Writing competes with calls that store or load for
+/// processor and memory bandwidth.
+const FLUSH_DELAY_MAX: Duration = Duration::from_millis(250);
 
-/// How writing behind goes.
+/// Statistics of write-behind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WriteBehindStats {
-    /// Objects that were written to the disk.
+    /// Objects written to the disk.
     pub written: u64,
-    /// Objects that the disk did not take.
+    /// Objects that the disk refused.
     pub failed: u64,
-    /// Objects that are still on their way.
+    /// Objects still to be written.
     pub unwritten: u64,
 }
 
-/// Clones are the same.
+/// Write-behind of a store. Clones share it.
 #[derive(Clone, Debug)]
 pub(super) struct WriteBehind {
-    shared: Arc<Shared>,
+    shared: Arc<WriteBehindCore>,
 }
 
 #[derive(Debug)]
-struct Shared {
-    /// If not, everything goes to the disk first, and there is nothing to claim.
+struct WriteBehindCore {
+    /// If false, everything is written to disk first, and there is nothing to claim.
     is_on: bool,
     memory: MemoryStore,
     disk: DiskStore,
-    /// Generation 0 stands for all of an object.
+    /// Generation 0 stands for all generations of an object.
     claimed: Mutex<HashSet<ObjectId>>,
     fewer_claimed: Notify,
-    /// Those who wait for somebody else's claim to end.
+    /// Number of calls that wait for another's claim.
     waiting: AtomicUsize,
     calls: Mutex<Calls>,
-    /// The oldest batch waits for quiet, and the others for it.
+    /// Held by the oldest batch while it waits for idleness; the others wait for the lock.
     oldest: tokio::sync::Mutex<()>,
-    /// Slots that may be on their way to the disk: half of them, so that there are others to evict than those which
-    /// are read again and again.
+    /// Slots that may be waiting for the disk: half of them, so that others than frequently read
+    /// ones can be evicted.
     room: Arc<Semaphore>,
     writers: Semaphore,
     taken: AtomicU64,
@@ -79,34 +80,34 @@ struct Calls {
     last_ended: Instant,
 }
 
-/// A call that stores or loads, until this is dropped.
+/// Guard of a call that stores or loads.
 #[derive(Debug)]
 pub(super) struct Transfers<'a>(&'a Mutex<Calls>);
 
-/// Somebody waits for a claim to end until this is dropped.
-struct Waiting<'a>(&'a AtomicUsize);
+/// Guard of a call that waits for a claim.
+struct ClaimWaiter<'a>(&'a AtomicUsize);
 
-/// Objects that nobody else changes until this is dropped.
+/// Exclusive right to change some objects, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Claim {
     behind: WriteBehind,
     objects: SmallVec<[ObjectId; 1]>,
 }
 
-/// An object that memory has taken.
+/// An object that memory has accepted.
 #[derive(Debug)]
 pub(super) struct Unwritten {
     loan: SlotLoan,
     id: ObjectId,
     _room: OwnedSemaphorePermit,
-    // The last to go: the slot is given back before anybody else may change the object.
+    // Dropped last: the slot is returned before another call may change the object.
     _claim: Claim,
 }
 
 impl WriteBehind {
     pub(super) fn new(is_on: bool, memory: MemoryStore, disk: DiskStore) -> Self {
         let slots = memory.arena().pages() as usize;
-        let shared = Shared {
+        let shared = WriteBehindCore {
             is_on,
             memory,
             disk,
@@ -124,25 +125,25 @@ impl WriteBehind {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Whether such puts may be in memory before they are on disk.
+    /// Returns true if puts with these options may be in memory before they are on disk.
     pub(super) fn allows(&self, options: PutOptions) -> bool {
         self.shared.is_on && !options.durable && options.pin.is_none()
     }
 
-    /// Has memory take an object, which is then to be [written](Self::write); `None` if it must go to the disk
+    /// Stores an object in memory, to be [written](Self::write) later; `None` if it must go to disk
     /// first.
     pub(super) fn take(&self, put: &Put, unwritten: &mut Vec<Unwritten>) -> Option<Stored> {
-        let Shared { memory, disk, room, .. } = &*self.shared;
+        let WriteBehindCore { memory, disk, room, .. } = &*self.shared;
         let id = put.id;
         // Only the disk knows what a generation replaces.
         if id.generation > 0 {
             return None;
         }
         let Some(claim) = self.try_claim(&[id]) else {
-            // Mostly it is on its way to the disk.
+            // Usually it is waiting for the disk.
             return memory.contains(&id).then_some(Stored::AlreadyThere);
         };
-        // The disk has the say about what it knows.
+        // The disk is authoritative for objects that it knows.
         if disk.knows(&id) {
             return None;
         }
@@ -154,12 +155,12 @@ impl WriteBehind {
                 Some(Stored::New)
             }
             Ok(None) => Some(Stored::AlreadyThere),
-            // There is no slot, or somebody else is writing this object.
+            // There is no slot, or another call is writing this object.
             Err(_) => None,
         }
     }
 
-    /// Somebody begins to store or to load; nobody waits for the end of it if this is off.
+    /// Registers a call that stores or loads; `None` if write-behind is off.
     pub(super) fn transfers(&self) -> Option<Transfers<'_>> {
         self.shared.is_on.then(|| {
             self.shared.calls.lock().under_way += 1;
@@ -167,35 +168,35 @@ impl WriteBehind {
         })
     }
 
-    /// Writes objects to the disk, without anybody waiting for it.
+    /// Writes objects to the disk in the background.
     pub(super) fn write(&self, unwritten: Vec<Unwritten>) {
         if !unwritten.is_empty() {
-            let (behind, until) = (self.clone(), Instant::now() + PATIENCE);
+            let (behind, until) = (self.clone(), Instant::now() + FLUSH_DELAY_MAX);
             tokio::spawn(async move {
-                behind.wait_for_quiet(until).await;
+                behind.wait_for_idle(until).await;
                 behind.write_all(unwritten).await;
             });
         }
     }
 
-    pub(super) async fn wait_for_quiet(&self, until: Instant) {
-        let Shared { memory, waiting, calls, oldest, room, .. } = &*self.shared;
+    pub(super) async fn wait_for_idle(&self, until: Instant) {
+        let WriteBehindCore { memory, waiting, calls, oldest, room, .. } = &*self.shared;
         let _oldest = oldest.lock().await;
         loop {
             let now = Instant::now();
             let Calls { under_way, last_ended } = *calls.lock();
-            let is_quiet = under_way == 0 && now >= last_ended + QUIET;
+            let is_quiet = under_way == 0 && now >= last_ended + IDLE_BEFORE_FLUSH;
             let is_wanted = waiting.load(Ordering::Relaxed) > 0;
             let is_room_short = room.available_permits() < memory.arena().pages() as usize / 4;
             if is_quiet || is_wanted || is_room_short || now >= until {
                 break;
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
     async fn write_all(&self, unwritten: Vec<Unwritten>) {
-        let Shared { memory, disk, writers, written, failed, .. } = &*self.shared;
+        let WriteBehindCore { memory, disk, writers, written, failed, .. } = &*self.shared;
         let _turn = writers.acquire().await.expect("it is never closed");
         let puts: Vec<Put> = unwritten.iter().filter_map(Unwritten::put).collect();
         let ids: Vec<ObjectId> = puts.iter().map(|put| put.id).collect();
@@ -205,8 +206,8 @@ impl WriteBehind {
             match result {
                 Ok(Stored::New | Stored::AlreadyThere) => written.fetch_add(1, Ordering::Relaxed),
                 Err(error) => {
-                    if !memory_may_stand_in(id, PutOptions::default(), &error) {
-                        take_back(memory, id).await;
+                    if !may_be_in_memory_only(id, PutOptions::default(), &error) {
+                        remove_stray(memory, id).await;
                     }
                     failed.fetch_add(1, Ordering::Relaxed)
                 }
@@ -215,7 +216,7 @@ impl WriteBehind {
         drop(unwritten);
     }
 
-    /// Claims objects as soon as nobody else has a claim to any of them.
+    /// Claims objects as soon as no other claim has any of them.
     pub(super) async fn claim(&self, ids: impl Iterator<Item = &ObjectId>) -> Claim {
         let mut objects = Vec::new();
         if self.shared.is_on {
@@ -230,7 +231,7 @@ impl WriteBehind {
             if let Some(claim) = self.try_claim(&objects) {
                 return claim;
             }
-            waiting.get_or_insert_with(|| Waiting::new(&self.shared.waiting));
+            waiting.get_or_insert_with(|| ClaimWaiter::new(&self.shared.waiting));
             fewer.await;
         }
     }
@@ -244,15 +245,15 @@ impl WriteBehind {
         Some(Claim { behind: self.clone(), objects: objects.into() })
     }
 
-    /// Waits until all that is on its way to the disk now has got there.
+    /// Waits until all objects that are waiting for the disk have been written.
     pub(super) async fn settled(&self) {
         let now: Vec<ObjectId> = self.shared.claimed.lock().iter().copied().collect();
         drop(self.claim(now.iter()).await);
     }
 
-    /// How it goes, if it is on.
+    /// Statistics, if write-behind is on.
     pub(super) fn stats(&self) -> Option<WriteBehindStats> {
-        let Shared { is_on, taken, written, failed, .. } = &*self.shared;
+        let WriteBehindCore { is_on, taken, written, failed, .. } = &*self.shared;
         let [written, failed, taken] =
             [written, failed, taken].map(|counter| counter.load(Ordering::Relaxed));
         let unwritten = taken.saturating_sub(written + failed);
@@ -261,7 +262,7 @@ impl WriteBehind {
 }
 
 impl WriteBehindStats {
-    /// The same for people who watch.
+    /// Metrics of these statistics.
     #[must_use]
     pub fn figures(&self) -> Vec<Figure> {
         vec![
@@ -281,8 +282,8 @@ impl WriteBehindStats {
 }
 
 impl Unwritten {
-    /// With the header under which memory took it: should its bytes have changed since, nobody takes them for sound.
-    /// `None` if the header itself is damaged.
+    /// Put with the header under which memory accepted the object: if its bytes have changed since,
+    /// readers detect it. `None` if the header itself is damaged.
     fn put(&self) -> Option<Put> {
         let source = self.loan.source();
         let header = Header::verify(self.loan.header(), &self.id, source.len() as u64).ok()?;
@@ -290,14 +291,14 @@ impl Unwritten {
     }
 }
 
-impl<'a> Waiting<'a> {
+impl<'a> ClaimWaiter<'a> {
     fn new(all: &'a AtomicUsize) -> Self {
         all.fetch_add(1, Ordering::Relaxed);
         Self(all)
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for ClaimWaiter<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! A library that does as it is told, and notices memory that it should not have been given.
+//! A scripted library for tests, which detects calls with unregistered memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,48 +6,48 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::*;
 
-/// What the clients of one master have in common. The master's name finds it.
+/// State shared by the clients of one master, found by the master's name.
 #[derive(Debug, Default)]
-pub(crate) struct Script {
-    state: Mutex<State>,
+pub(crate) struct ClusterScript {
+    state: Mutex<ScriptState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ScriptState {
     objects: BTreeMap<CString, Vec<u8>>,
-    /// Calls that move bytes wait while it is closed.
+    /// Calls that transfer bytes wait while it is closed.
     is_gate_closed: bool,
-    /// How many calls wait.
+    /// Number of waiting calls.
     waiting: usize,
-    /// Transfers fail with this, and go on.
+    /// Transfers fail with this code, and continue.
     failing_with: Option<c_int>,
-    /// Transfers that go on: whose, where, how many bytes.
-    going_on: Vec<(usize, usize, usize)>,
-    /// Calls with memory that their client did not know.
+    /// Abandoned transfers: client, address, number of bytes.
+    abandoned: Vec<(usize, usize, usize)>,
+    /// Number of calls with unregistered memory.
     unregistered: usize,
     clients: usize,
-    /// What clients that are there offer.
+    /// Total size of contributed segments.
     segment_bytes: u64,
-    /// What was asked for each object that was put: replicas, and segments that are preferred.
+    /// Requested placement of each put: replicas, and preferred segments.
     placements: Vec<(usize, Vec<CString>)>,
 }
 
-/// A handle.
+/// State behind a handle.
 #[derive(Default)]
 struct Fake {
-    script: Mutex<Option<Arc<Script>>>,
+    script: Mutex<Option<Arc<ClusterScript>>>,
     segment_bytes: AtomicU64,
     registered: Mutex<Vec<(usize, usize)>>,
 }
 
-static SCRIPTS: Mutex<BTreeMap<CString, Arc<Script>>> = Mutex::new(BTreeMap::new());
+static SCRIPTS: Mutex<BTreeMap<CString, Arc<ClusterScript>>> = Mutex::new(BTreeMap::new());
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Script {
+impl ClusterScript {
     /// The script of a master.
     pub(crate) fn of(master: &str) -> Arc<Self> {
         let master = CString::new(master).unwrap();
@@ -68,7 +68,7 @@ impl Script {
         self.wait_for_calls(1);
     }
 
-    /// Waits until so many calls wait at the gate.
+    /// Waits until `calls` calls wait at the gate.
     pub(crate) fn wait_for_calls(&self, calls: usize) {
         let mut state = locked(&self.state);
         while state.waiting < calls {
@@ -80,12 +80,12 @@ impl Script {
         locked(&self.state).failing_with = code;
     }
 
-    /// Lets transfers that go on write to their memory. Answers how many places that are.
-    pub(crate) fn go_on(&self) -> usize {
+    /// Lets abandoned transfers write to their memory. Returns their number.
+    pub(crate) fn complete_abandoned(&self) -> usize {
         let state = locked(&self.state);
-        let places: BTreeSet<usize> = state.going_on.iter().map(|(_, start, _)| *start).collect();
-        for (_, start, bytes) in &state.going_on {
-            // SAFETY: that somebody keeps this memory is what is tested.
+        let places: BTreeSet<usize> = state.abandoned.iter().map(|(_, start, _)| *start).collect();
+        for (_, start, bytes) in &state.abandoned {
+            // SAFETY: the test asserts that this memory is kept.
             unsafe { std::ptr::write_bytes(*start as *mut u8, 0xEE, *bytes) };
         }
         places.len()
@@ -107,23 +107,23 @@ impl Script {
         locked(&self.state).segment_bytes
     }
 
-    /// Replicas and preferred segments of all objects that were put.
+    /// Replicas and preferred segments of all puts.
     pub(crate) fn placements(&self) -> Vec<(usize, Vec<CString>)> {
         locked(&self.state).placements.clone()
     }
 }
 
 impl Fake {
-    fn of<'a>(handle: Handle) -> &'a Self {
+    fn of<'a>(handle: ClientHandle) -> &'a Self {
         // SAFETY: handles come from `create`, and are used until `destroy`.
         unsafe { &*handle.cast::<Self>() }
     }
 
-    fn script(&self) -> Arc<Script> {
+    fn script(&self) -> Arc<ClusterScript> {
         locked(&self.script).clone().expect("it was set up")
     }
 
-    /// Waits at the gate, sees whether the memory is known, and whether the transfer is to fail.
+    /// Waits at the gate, checks the registration of the memory, and returns the scripted failure.
     fn transfer(&self, start: *mut c_void, bytes: usize, writes: bool) -> Option<c_int> {
         let script = self.script();
         let mut state = locked(&script.state);
@@ -141,7 +141,7 @@ impl Fake {
         }
         let failing_with = state.failing_with;
         if failing_with.is_some() && writes {
-            state.going_on.push((std::ptr::from_ref(self).addr(), start, bytes));
+            state.abandoned.push((std::ptr::from_ref(self).addr(), start, bytes));
         }
         failing_with
     }
@@ -167,24 +167,24 @@ pub(crate) fn library() -> Library {
     }
 }
 
-unsafe extern "C" fn create() -> Handle {
+unsafe extern "C" fn create() -> ClientHandle {
     Box::into_raw(Box::<Fake>::default()).cast()
 }
 
-unsafe extern "C" fn destroy(handle: Handle) {
-    // SAFETY: it is given back once.
+unsafe extern "C" fn destroy(handle: ClientHandle) {
+    // SAFETY: it is destroyed once.
     let fake = unsafe { Box::from_raw(handle.cast::<Fake>()) };
     let script = locked(&fake.script).take();
     if let Some(script) = script {
         let mut state = locked(&script.state);
         state.clients -= 1;
         state.segment_bytes -= fake.segment_bytes.load(Ordering::Relaxed);
-        state.going_on.retain(|(client, _, _)| *client != handle.addr());
+        state.abandoned.retain(|(client, _, _)| *client != handle.addr());
     }
 }
 
 unsafe extern "C" fn setup(
-    handle: Handle,
+    handle: ClientHandle,
     _: *const c_char,
     _: *const c_char,
     segment_bytes: u64,
@@ -193,7 +193,7 @@ unsafe extern "C" fn setup(
     _: *const c_char,
     master: *const c_char,
 ) -> c_int {
-    // SAFETY: a string that ends with a zero.
+    // SAFETY: a zero-terminated string.
     let master = unsafe { CStr::from_ptr(master) };
     let script = locked(&SCRIPTS).entry(master.to_owned()).or_default().clone();
     let mut state = locked(&script.state);
@@ -206,8 +206,8 @@ unsafe extern "C" fn setup(
     0
 }
 
-/// Clients that offer a segment are called so.
-unsafe extern "C" fn hostname(handle: Handle, start: *mut c_char, bytes: usize) -> c_int {
+/// Name of clients that contribute a segment.
+unsafe extern "C" fn hostname(handle: ClientHandle, start: *mut c_char, bytes: usize) -> c_int {
     let offers = Fake::of(handle).segment_bytes.load(Ordering::Relaxed) > 0;
     let name = if offers { c"offers" } else { c"asks" }.to_bytes_with_nul();
     assert!(name.len() <= bytes);
@@ -218,12 +218,12 @@ unsafe extern "C" fn hostname(handle: Handle, start: *mut c_char, bytes: usize) 
 
 /// The keys of a batch.
 fn keys(names: *mut *const c_char, count: usize) -> Vec<CString> {
-    // SAFETY: an array of so many strings that end with a zero.
+    // SAFETY: an array of `count` zero-terminated strings.
     unsafe { (0..count).map(|at| CStr::from_ptr(*names.add(at)).to_owned()).collect() }
 }
 
 unsafe extern "C" fn batch_put_from(
-    handle: Handle,
+    handle: ClientHandle,
     names: *mut *const c_char,
     starts: *mut *mut c_void,
     sizes: *const usize,
@@ -254,7 +254,7 @@ unsafe extern "C" fn batch_put_from(
 }
 
 unsafe extern "C" fn batch_get_into(
-    handle: Handle,
+    handle: ClientHandle,
     names: *mut *const c_char,
     starts: *mut *mut c_void,
     sizes: *const usize,
@@ -283,7 +283,7 @@ unsafe extern "C" fn batch_get_into(
 }
 
 unsafe extern "C" fn batch_is_exist(
-    handle: Handle,
+    handle: ClientHandle,
     names: *mut *const c_char,
     count: usize,
     codes: *mut c_int,
@@ -297,26 +297,30 @@ unsafe extern "C" fn batch_is_exist(
     0
 }
 
-unsafe extern "C" fn object_size(handle: Handle, key: *const c_char) -> i64 {
-    // SAFETY: a string that ends with a zero.
+unsafe extern "C" fn object_size(handle: ClientHandle, key: *const c_char) -> i64 {
+    // SAFETY: a zero-terminated string.
     let key = unsafe { CStr::from_ptr(key) };
     let script = Fake::of(handle).script();
     let state = locked(&script.state);
     state.objects.get(key).map_or(-704, |object| object.len() as i64)
 }
 
-unsafe extern "C" fn remove(handle: Handle, key: *const c_char, _: c_int) -> c_int {
-    // SAFETY: a string that ends with a zero.
+unsafe extern "C" fn remove(handle: ClientHandle, key: *const c_char, _: c_int) -> c_int {
+    // SAFETY: a zero-terminated string.
     let key = unsafe { CStr::from_ptr(key) };
     let script = Fake::of(handle).script();
     let removed = locked(&script.state).objects.remove(key);
     if removed.is_some() { 0 } else { -704 }
 }
 
-/// What the transport answers to memory of which it knows a part.
+/// Code of the transport for memory that is partly registered.
 const OVERLAPS: c_int = -7;
 
-unsafe extern "C" fn register_buffer(handle: Handle, start: *mut c_void, bytes: usize) -> c_int {
+unsafe extern "C" fn register_buffer(
+    handle: ClientHandle,
+    start: *mut c_void,
+    bytes: usize,
+) -> c_int {
     let mut registered = locked(&Fake::of(handle).registered);
     let (start, end) = (start.addr(), start.addr() + bytes);
     if registered.iter().any(|(known, bytes)| *known < end && start < known + bytes) {
@@ -326,13 +330,14 @@ unsafe extern "C" fn register_buffer(handle: Handle, start: *mut c_void, bytes: 
     0
 }
 
-unsafe extern "C" fn unregister_buffer(handle: Handle, start: *mut c_void) -> c_int {
+unsafe extern "C" fn unregister_buffer(handle: ClientHandle, start: *mut c_void) -> c_int {
     locked(&Fake::of(handle).registered).retain(|(known, _)| *known != start.addr());
     0
 }
 
-/// Another arena over the first pages of an arena's memory, as each call from Python makes one.
+/// Another arena over the first pages of an arena's memory, as each call from Python creates one.
 pub(crate) fn again(arena: &Arena, pages: u32) -> Arena {
-    // SAFETY: the memory lives as long as the owner, and the tests write to no page of one arena while the other uses it.
+    // SAFETY: the memory lives as long as the owner, and the tests write to no page of one arena
+    // while the other uses it.
     unsafe { Arena::from_raw(arena.base(), pages, arena.page_bytes(), Box::new(arena.clone())) }
 }

@@ -1,8 +1,8 @@
-//! The adapter of builds that cannot use any.
+//! Adapter of builds without RDMA support.
 
 use std::convert::Infallible;
 
-use super::Unread;
+use super::FailedRead;
 use crate::config::RdmaChoice;
 use crate::messages::{Afar, LINK_BYTES};
 use terrace_l3::{Arena, Source, Target};
@@ -58,7 +58,7 @@ impl Direct {
     pub(crate) async fn read(
         &self,
         _: impl Iterator<Item = (Target, Afar)>,
-    ) -> Result<Vec<Target>, Unread> {
+    ) -> Result<Vec<Target>, FailedRead> {
         match self.0 {}
     }
 

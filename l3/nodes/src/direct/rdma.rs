@@ -1,6 +1,6 @@
-//! The adapter of this machine, if it has one.
+//! RDMA adapter of this machine, if it has one.
 
-use super::Unread;
+use super::FailedRead;
 use crate::config::RdmaChoice;
 use crate::messages::{Afar, LINK_BYTES};
 use crate::rdma::{self, Device, Link, LinkAddress, RemotePage, RemoteRead};
@@ -39,7 +39,8 @@ impl Adapter {
         }
     }
 
-    /// Has the adapter use the memory as long as the region lasts. Without one, its pages go by TCP.
+    /// Registers memory with the adapter while the region exists. Without a region, its pages use
+    /// TCP.
     pub(crate) fn register(&self, arena: &Arena) -> Option<Region> {
         match self.0.register(arena) {
             Ok(region) => Some(Region(region)),
@@ -50,19 +51,19 @@ impl Adapter {
         }
     }
 
-    /// The region of memory that is registered.
+    /// Region of registered memory.
     pub(crate) fn region(&self, arena: &Arena) -> Option<Region> {
         self.0.region(arena).map(Region)
     }
 
-    /// This side's end of a link.
+    /// Creates this side's end of a link.
     pub(crate) fn link(&self) -> Result<Direct, String> {
         Link::new(&self.0).map(Direct).map_err(|error| error.to_string())
     }
 }
 
 impl Region {
-    /// Where the other side can read a page.
+    /// Location from which the other side can read a page.
     pub(crate) fn place(&self, source: &Source) -> Afar {
         let RemotePage { address, key } = self.0.page(source);
         Afar { address, key }
@@ -83,18 +84,18 @@ impl Direct {
     pub(crate) async fn read(
         &self,
         reads: impl Iterator<Item = (Target, Afar)>,
-    ) -> Result<Vec<Target>, Unread> {
+    ) -> Result<Vec<Target>, FailedRead> {
         let reads = reads.map(|(target, Afar { address, key })| RemoteRead {
             target,
             page: RemotePage { address, key },
         });
-        self.0.read(reads.collect()).await.map_err(|rdma::Unread { error, targets }| Unread {
+        self.0.read(reads.collect()).await.map_err(|rdma::Unread { error, targets }| FailedRead {
             message: error.to_string(),
             targets,
         })
     }
 
-    /// Ends all reads of either side, now.
+    /// Ends all reads of either side at once.
     pub(crate) fn close(&self) {
         self.0.close();
     }

@@ -1,32 +1,32 @@
-//! What two sides tell each other to be linked.
+//! Addresses that two sides exchange in order to link.
 
 use super::error::RdmaError;
 
-/// The length of an encoded [`LinkAddress`].
+/// Length of an encoded [`LinkAddress`].
 pub const ADDRESS_BYTES: usize = 32;
 
-/// Where one end of a link is. The peer wants to know it before it can connect; it goes there by some
-/// other way, which must be one that can be trusted.
+/// Address of one end of a link. The peer needs it to connect; it must be sent over a trusted
+/// channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkAddress {
-    /// The port's address in the network.
+    /// Network address of the port.
     pub(super) gid: [u8; 16],
-    /// The number of the queue pair, of 24 bits.
+    /// Number of the queue pair, 24 bits.
     pub(super) queue_pair: u32,
-    /// The number of the first packet, of 24 bits. It is random, so that stray packets of an earlier
-    /// link are not taken for this one's.
+    /// Number of the first packet, 24 bits. It is random, so that stray packets of an earlier link
+    /// are not accepted.
     pub(super) first_packet: u32,
-    /// The largest packet, as the verbs number it: 1 is 256 bytes, 5 is 4096.
+    /// Maximum packet size in the numbering of the verbs: 1 is 256 bytes, 5 is 4096.
     pub(super) mtu: u8,
-    /// How many reads this end serves at a time.
+    /// Number of concurrent reads that this end serves.
     pub(super) reads_served: u8,
 }
 
 const BITS_24: u32 = 1 << 24;
 
 impl LinkAddress {
-    /// As bytes: the address (16), queue pair and first packet (4 each, little-endian), packet size and
-    /// reads served (1 each), and six zeros.
+    /// Encodes the address (16 bytes), queue pair and first packet (4 each, little-endian), packet
+    /// size and reads served (1 each), and six zeros.
     #[must_use]
     pub fn encode(&self) -> [u8; ADDRESS_BYTES] {
         let mut bytes = [0; ADDRESS_BYTES];
@@ -38,10 +38,10 @@ impl LinkAddress {
         bytes
     }
 
-    /// From bytes that a peer sent.
+    /// Decodes the bytes that a peer sent.
     ///
     /// # Errors
-    /// When they cannot have been encoded by [`LinkAddress::encode`].
+    /// If they are not the output of [`LinkAddress::encode`].
     pub fn decode(bytes: &[u8; ADDRESS_BYTES]) -> Result<Self, RdmaError> {
         let number = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
         let address = Self {
@@ -78,12 +78,12 @@ mod tests {
     }
 
     #[test]
-    fn an_address_comes_back_as_it_was() {
+    fn an_address_is_decoded_as_it_was_encoded() {
         assert_eq!(LinkAddress::decode(&address().encode()), Ok(address()));
     }
 
     #[test]
-    fn what_no_address_can_be_is_refused() {
+    fn invalid_addresses_are_refused() {
         // The highest bytes of both numbers, the packet size, the reads served, and the zeros.
         for (at, wrong) in [(19, 1), (23, 1), (24, 0), (24, 6), (25, 0), (26, 1), (31, 1)] {
             let mut bytes = address().encode();

@@ -1,18 +1,18 @@
-//! What was done, counted.
+//! Counters of a device.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What all links of a device have done on this side. Pages that peers read from here cost this side
-/// nothing and so appear nowhere.
+/// Activity of all links of a device on this side. Reads by peers do not involve this side and are
+/// not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Reads given to the adapter: one for each contiguous piece.
+    /// Reads posted to the adapter: one per contiguous piece.
     pub reads: u64,
-    /// How many bytes they asked for.
+    /// Bytes that they requested.
     pub bytes: u64,
     /// Completions that the adapter reported.
     pub completions: u64,
-    /// How often the adapter woke this process.
+    /// Times that the adapter woke this process.
     pub wake_ups: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The device, its port, and the memory registered with it.
+//! A device, its port, and the memory registered with it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,13 +13,13 @@ use super::error::{PortName, REGISTER, RdmaError, Unusable};
 use super::verbs::{Context, Devices, Gid, MemoryRegion, PortState, ProtectionDomain};
 use terrace_l3::{Arena, Source};
 
-/// A port of an RDMA adapter. Clones are the same.
+/// A port of an RDMA adapter. Clones share it.
 #[derive(Clone)]
 pub struct Device {
-    inner: Arc<Inner>,
+    inner: Arc<OpenPort>,
 }
 
-struct Inner {
+struct OpenPort {
     port: PortName,
     gid: Gid,
     mtu: u8,
@@ -28,20 +28,20 @@ struct Inner {
     reads_asked: u8,
     reads_served: u8,
     domain: Arc<ProtectionDomain>,
-    /// By the arena's id.
+    /// By the id of the arena.
     regions: Mutex<BTreeMap<u64, Weak<MemoryRegion>>>,
     counting: Counting,
 }
 
-/// How many reads a link has under way at most.
+/// Maximum number of reads in flight per link.
 const READS_MAX: u32 = 256;
 
 impl Device {
-    /// Opens a port: `name` is DEVICE or DEVICE/PORT, as `rdma link` writes it. Without a name, or
-    /// without a port, the first one that can be used is taken.
+    /// Opens a port: `name` is DEVICE or DEVICE/PORT, as printed by `rdma link`. Without a name or
+    /// a port, takes the first usable one.
     ///
     /// # Errors
-    /// When there is none. That is common, and the caller should do without.
+    /// If there is none. That is common, and the caller should continue without RDMA.
     pub fn open(name: Option<&str>) -> Result<Self, RdmaError> {
         let wanted = name.map(parse).transpose()?;
         let devices = match Devices::list() {
@@ -119,7 +119,7 @@ impl Device {
         let gid = gid.map_err(|why| RdmaError::Unusable { port: port.clone(), why })?;
         let domain = ProtectionDomain::new(context.clone());
         let domain = Arc::new(domain.map_err(system("make a protection domain"))?);
-        let inner = Inner {
+        let inner = OpenPort {
             gid,
             mtu: state.mtu,
             message_bytes_max: state.message_bytes_max as usize,
@@ -134,11 +134,11 @@ impl Device {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Registers an arena, so that links of this device may read into it and peers may read from it. An
-    /// arena that is registered already is not registered again: the same region is returned.
+    /// Registers an arena, so that links of this device can read into it and peers can read from
+    /// it. If the arena is registered already, returns the same region.
     ///
     /// # Errors
-    /// When the system does not allow it, usually because so much memory may not be locked.
+    /// If the system does not allow it, usually because of the limit on locked memory.
     pub fn register(&self, arena: &Arena) -> Result<Region, RdmaError> {
         let mut regions = self.inner.regions.lock();
         regions.retain(|_, region| region.strong_count() > 0);
@@ -152,31 +152,31 @@ impl Device {
         Ok(Region { raw })
     }
 
-    /// The region of an arena that is registered.
+    /// Region of a registered arena.
     #[must_use]
     pub fn region(&self, arena: &Arena) -> Option<Region> {
         self.region_of(arena.id()).ok().map(|raw| Region { raw })
     }
 
-    /// Which port it is.
+    /// Name of the port.
     #[must_use]
     pub fn port(&self) -> &PortName {
         &self.inner.port
     }
 
-    /// The port's address in the network.
+    /// Network address of the port.
     #[must_use]
     pub fn network_address(&self) -> Ipv6Addr {
         Ipv6Addr::from(self.inner.gid.bytes)
     }
 
-    /// What its links have done on this side.
+    /// Activity of its links on this side.
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.inner.counting.read()
     }
 
-    /// Whether the port is up.
+    /// Returns true if the port is up.
     pub(super) fn is_active(&self) -> bool {
         let state = self.inner.domain.context().port(self.inner.port.port);
         state.is_ok_and(|state| state.is_active)
@@ -198,12 +198,12 @@ impl Device {
         self.inner.mtu
     }
 
-    /// The largest piece that is read at a time.
+    /// Maximum size of a read.
     pub(super) fn message_bytes_max(&self) -> usize {
         self.inner.message_bytes_max
     }
 
-    /// How many reads a link may have under way.
+    /// Maximum number of reads in flight per link.
     pub(super) fn reads_max(&self) -> u32 {
         self.inner.reads_max
     }
@@ -244,8 +244,8 @@ fn join(refusals: &[RdmaError]) -> String {
     refusals.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
-/// The address that peers can reach: one of RoCEv2, rather of IPv4, and never one that is only good on
-/// its own link, since that needs more than the address to be reached.
+/// Chooses the address that peers can reach: a RoCEv2 address, preferably IPv4, and never a
+/// link-local one, which is not reachable by the address alone.
 fn choose(state: &PortState, gids: impl Iterator<Item = Gid>) -> Result<Gid, Unusable> {
     if !state.is_ethernet {
         return Err(Unusable::NotEthernet);
@@ -266,28 +266,28 @@ fn choose(state: &PortState, gids: impl Iterator<Item = Gid>) -> Result<Gid, Unu
     usable.min_by_key(|(rank, _)| *rank).map(|(_, gid)| gid).ok_or(Unusable::NoAddress)
 }
 
-/// An arena that is registered with a device. Clones are the same registration, which ends with the last
-/// of them; reads under way keep it until they have ended.
+/// Registration of an arena with a device. Clones share the registration, which ends with the last
+/// of them; reads in flight keep it until they have ended.
 #[derive(Clone, Debug)]
 pub struct Region {
     raw: Arc<MemoryRegion>,
 }
 
-/// Where a peer finds a page.
+/// Location of a page for a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemotePage {
-    /// Its address in the memory of whoever has it.
+    /// Address in the memory of the side that has the page.
     pub address: u64,
-    /// What its region is named by.
+    /// Key of its region.
     pub key: u32,
 }
 
 impl Region {
-    /// What a peer needs to know to read the page. The page must stay on loan as long as the peer may
-    /// read it, or what it reads may be something else.
+    /// Location that a peer needs to read the page. The page must stay lent while the peer may read
+    /// it; otherwise its content may change.
     ///
     /// # Panics
-    /// When the page is one of another arena.
+    /// If the page belongs to another arena.
     #[must_use]
     pub fn page(&self, source: &Source) -> RemotePage {
         assert_eq!(source.arena_id(), self.raw.arena().id(), "the page is of the region's arena");

@@ -1,15 +1,15 @@
-//! What can go wrong, and what to do about it.
+//! Errors, with advice.
 
 use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-/// A port of a device, as `rdma link` writes it.
+/// A port of a device, as printed by `rdma link`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortName {
-    /// The device.
+    /// Name of the device.
     pub device: Arc<str>,
-    /// Its port, from 1.
+    /// Number of the port, from 1.
     pub port: u8,
 }
 
@@ -19,26 +19,26 @@ impl fmt::Display for PortName {
     }
 }
 
-/// Why a port cannot be used.
+/// Reason why a port cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unusable {
     /// The device has no such port.
     #[error("there is no such port; the device has {ports}")]
     NoSuchPort {
-        /// How many it has.
+        /// Number of its ports.
         ports: u8,
     },
-    /// It is not up.
+    /// The port is not up.
     #[error("its state is {state}, not active; bring its network interface up and check its cable")]
     Inactive {
-        /// What it says of itself.
+        /// State that it reports.
         state: String,
     },
-    /// It is not an Ethernet port.
+    /// The port is not an Ethernet port.
     #[error("it is not an Ethernet port, and only RoCEv2 is supported")]
     NotEthernet,
-    /// It has no address to be reached by.
+    /// The port has no address.
     #[error(
         "it has no RoCEv2 address; give its network interface an IPv4 address (`rdma link` names \
          the interface, `ip address add` gives it one)"
@@ -46,54 +46,54 @@ pub enum Unusable {
     NoAddress,
 }
 
-/// Why pages cannot be read by RDMA.
+/// Reason why pages cannot be read by RDMA.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RdmaError {
-    /// There is no device at all.
+    /// There is no device.
     #[error(
         "this machine has no RDMA device: `rdma link` lists them; load the adapter's driver, and \
          pass /dev/infiniband to a container"
     )]
     NoDevice,
-    /// There is no device of that name.
+    /// There is no device with this name.
     #[error("this machine has no RDMA device {name:?}; it has {present}")]
     NoSuchDevice {
-        /// What was asked for.
+        /// Requested name.
         name: String,
-        /// What is there.
+        /// Existing devices.
         present: String,
     },
-    /// No device was asked for by name, and none will do.
+    /// No name was given, and no device is usable.
     #[error("no RDMA device of this machine can be used: {reasons}")]
     NoneUsable {
-        /// Each port, and why not.
+        /// Each port, with the reason.
         reasons: String,
     },
-    /// The port that was asked for cannot be used.
+    /// The requested port cannot be used.
     #[error("RDMA port {port} cannot be used: {why}")]
     Unusable {
-        /// Which port.
+        /// Name of the port.
         port: PortName,
-        /// Why.
+        /// Reason.
         why: Unusable,
     },
-    /// A name that is not DEVICE or DEVICE/PORT.
+    /// The name is not DEVICE or DEVICE/PORT.
     #[error("{name:?} is not an RDMA port; write DEVICE or DEVICE/PORT, as in `rdma link`")]
     BadName {
-        /// What was written.
+        /// The name.
         name: String,
     },
-    /// The system refused something.
+    /// A system call failed.
     #[error("RDMA device {device}: cannot {action}: {message}{}", advice(*kind, action))]
     System {
-        /// Which device, and its port where one is concerned.
+        /// Name of the device, with its port if relevant.
         device: String,
-        /// What was tried.
+        /// Action that failed.
         action: &'static str,
-        /// The kind of error.
+        /// Kind of error.
         kind: io::ErrorKind,
-        /// What the system said.
+        /// Message of the system.
         message: String,
     },
     /// The arena of a target is not registered with the link's device.
@@ -101,39 +101,39 @@ pub enum RdmaError {
         "arena {arena} is not registered with RDMA device {port}: call `Device::register` first"
     )]
     NotRegistered {
-        /// Which arena, as its `Debug` output names it.
+        /// Id of the arena, as in its `Debug` output.
         arena: u64,
-        /// Which device.
+        /// Name of the port.
         port: PortName,
     },
-    /// A page is longer than can be read at a time.
+    /// A page exceeds the maximum size of a read.
     #[error("RDMA port {port} reads up to {max} bytes at a time, not {bytes}")]
     TooLong {
-        /// Which port.
+        /// Name of the port.
         port: PortName,
-        /// The page's length.
+        /// Length of the page.
         bytes: usize,
-        /// The most that can be read.
+        /// Maximum size.
         max: usize,
     },
     /// A read failed, and with it the link.
     #[error("RDMA port {port}: a read failed ({status}); the link is closed; create a new one")]
     ReadFailed {
-        /// Which port of this side.
+        /// Name of the local port.
         port: PortName,
-        /// What the adapter says.
+        /// Status reported by the adapter.
         status: String,
     },
     /// The link is closed.
     #[error("RDMA port {port}: the link is closed")]
     Closed {
-        /// Which port of this side.
+        /// Name of the local port.
         port: PortName,
     },
-    /// The peer sent something that is not an address.
+    /// The peer sent an invalid address.
     #[error("the peer's RDMA address is malformed: {what}")]
     BadAddress {
-        /// What is wrong with it.
+        /// Reason.
         what: &'static str,
     },
 }
@@ -153,7 +153,7 @@ impl RdmaError {
     }
 }
 
-/// What the action of registering memory is called.
+/// Name of the action of registering memory.
 pub(super) const REGISTER: &str = "register memory";
 
 fn advice(kind: io::ErrorKind, action: &str) -> &'static str {

@@ -1,4 +1,4 @@
-//! A connection to one peer, over which pages are read.
+//! A connection to one peer, for reading pages.
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
@@ -14,63 +14,63 @@ use tokio::time::{Instant, timeout};
 use super::address::LinkAddress;
 use super::device::{Device, RemotePage};
 use super::error::RdmaError;
-use super::verbs::{Done, Ends, Events, MemoryRegion, QueuePair, Read};
+use super::verbs::{Completion, Ends, Events, MemoryRegion, QueuePair, Read};
 use terrace_l3::Target;
 
-/// A page to read from a peer: as many bytes as the target has.
+/// A page to read from a peer, with the length of the target.
 #[derive(Debug)]
 pub struct RemoteRead {
-    /// Where its bytes go.
+    /// Target of its bytes.
     pub target: Target,
-    /// Where its bytes are.
+    /// Location of its bytes.
     pub page: RemotePage,
 }
 
-/// Why pages were not read.
+/// Error of a failed read.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct Unread {
-    /// Why.
+    /// The error.
     pub error: RdmaError,
-    /// The targets in their order, with undefined content. Empty if the adapter did not let go of all of
-    /// them: what is missing then stays on loan.
+    /// The targets in their order, with undefined content. Empty if the adapter did not release all
+    /// of them: the missing ones stay lent.
     pub targets: Vec<Target>,
 }
 
-/// A connection to one peer. Either side reads what the other has registered, and neither notices being
-/// read from.
+/// A connection to one peer. Either side reads memory that the other has registered, and neither
+/// notices being read from.
 ///
 /// Dropping a link closes it.
 pub struct Link {
-    shared: Arc<Shared>,
+    shared: Arc<LinkCore>,
     address: LinkAddress,
     driver: AbortHandle,
 }
 
-struct Shared {
+struct LinkCore {
     device: Device,
-    queue_pair: Mutex<QueuePair<Waiting>>,
-    /// A permit for each read that the queue pair has room for.
+    queue_pair: Mutex<QueuePair<ReadWaiter>>,
+    /// One permit for each read that fits in the queue pair.
     room: Arc<Semaphore>,
 }
 
-/// Pages that were read, or why they were not.
-type Outcome = Result<Vec<Target>, Unread>;
+/// Pages that were read, or the error.
+type ReadOutcome = Result<Vec<Target>, Unread>;
 
-/// Who waits for a batch.
-struct Waiting {
-    answer: oneshot::Sender<Outcome>,
+/// Receiver of a batch's outcome.
+struct ReadWaiter {
+    answer: oneshot::Sender<ReadOutcome>,
     _room: OwnedSemaphorePermit,
 }
 
 impl Link {
-    /// One end of a link. It serves and reads nothing until it is connected.
+    /// Creates one end of a link. It neither serves nor reads until it is connected.
     ///
     /// # Errors
-    /// When the device has not so many queues left.
+    /// If the device has no more queues.
     ///
     /// # Panics
-    /// Outside of a Tokio runtime that has IO and time.
+    /// Outside a tokio runtime with IO and time.
     pub fn new(device: &Device) -> Result<Self, RdmaError> {
         let system = |action| {
             let port = device.port().clone();
@@ -86,7 +86,7 @@ impl Link {
             reads_served: device.reads_served(),
         };
         let events = queue_pair.events().map_err(system("wait for completions"))?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(LinkCore {
             device: device.clone(),
             queue_pair: Mutex::new(queue_pair),
             room: Arc::new(Semaphore::new(device.reads_max() as usize)),
@@ -95,16 +95,16 @@ impl Link {
         Ok(Self { shared, address, driver })
     }
 
-    /// What the peer must know to connect.
+    /// Address that the peer needs to connect.
     #[must_use]
     pub fn address(&self) -> LinkAddress {
         self.address
     }
 
-    /// Connects to the peer at that address, which from now on can read what is registered here.
+    /// Connects to the peer at this address, which can then read the memory registered here.
     ///
     /// # Errors
-    /// When the address cannot be reached from here, or the link was connected or closed before.
+    /// If the address is unreachable, or the link was connected or closed before.
     pub fn connect(&self, peer: LinkAddress) -> Result<(), RdmaError> {
         let device = &self.shared.device;
         let ends = Ends {
@@ -122,14 +122,14 @@ impl Link {
         connected.map_err(|error| RdmaError::system(device.port(), "connect to the peer", &error))
     }
 
-    /// Reads pages, and gives the targets back in their order. All are read, or none can be relied on.
+    /// Reads pages and returns the targets in their order. All are read, or none is valid.
     ///
-    /// Dropping the future ends the waiting only: what has begun goes on, and the pages are lent until it
-    /// has ended or the link is closed.
+    /// Dropping the future only ends the wait: reads in flight continue, and their pages stay lent
+    /// until they have ended or the link is closed.
     ///
     /// # Errors
-    /// When the link is closed, or a read fails, which closes it. By then the adapter has let go of the
-    /// targets, and they are handed back.
+    /// If the link is closed, or if a read fails, which closes it. The adapter has then released
+    /// the targets, and they are returned.
     pub async fn read(&self, reads: Vec<RemoteRead>) -> Result<Vec<Target>, Unread> {
         let count = reads.len();
         let bytes: usize = reads.iter().map(|read| read.target.len()).sum();
@@ -168,14 +168,14 @@ impl Link {
         }
     }
 
-    /// Ends the link, now: when this returns, neither side reads from the other any more, and targets of
-    /// reads under way are given back.
+    /// Closes the link at once: when this returns, neither side reads from the other any more, and
+    /// the targets of reads in flight are returned.
     pub fn close(&self) {
         self.driver.abort();
         self.shared.close(|shared| shared.closed());
     }
 
-    /// Whether it was closed, by this side or by a failed read.
+    /// Returns true if the link was closed, by this side or by a failed read.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.shared.queue_pair.lock().is_closed()
@@ -194,27 +194,27 @@ impl fmt::Debug for Link {
     }
 }
 
-/// How often a read that takes long looks whether it can still succeed.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Interval of checks whether a slow read can still succeed.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 const TOO_SLOW: &str = "the adapter neither completed nor gave up";
 const PORT_DOWN: &str = "the port went down";
 
-/// How long reads may take. Software adapters are slow.
+/// Maximum duration of reads. Software adapters are slow.
 fn patience(bytes: usize) -> Duration {
     const AT_LEAST: Duration = Duration::from_secs(15);
     const BYTES_PER_SECOND: usize = 1 << 20;
     AT_LEAST + Duration::from_secs((bytes / BYTES_PER_SECOND) as u64)
 }
 
-/// Reads that fit into the queue together.
-struct Fitting {
+/// Reads that fit in the queue together.
+struct ReadBatch {
     reads: Vec<Read>,
     pieces: u32,
 }
 
-impl Shared {
-    /// Divides reads into batches that fit into the queue.
-    fn batches(&self, reads: Vec<RemoteRead>) -> Result<Vec<Fitting>, Unread> {
+impl LinkCore {
+    /// Splits reads into batches that fit in the queue.
+    fn batches(&self, reads: Vec<RemoteRead>) -> Result<Vec<ReadBatch>, Unread> {
         let checked: Result<Vec<_>, _> =
             reads.iter().map(|read| self.check(&read.target)).collect();
         let checked = match checked {
@@ -224,7 +224,7 @@ impl Shared {
                 return Err(Unread { error, targets });
             }
         };
-        let mut batches: Vec<Fitting> = Vec::new();
+        let mut batches: Vec<ReadBatch> = Vec::new();
         for (RemoteRead { target, page }, (region, pieces)) in reads.into_iter().zip(checked) {
             let read = Read { target, region, address: page.address, remote_key: page.key };
             match batches.last_mut() {
@@ -232,13 +232,13 @@ impl Shared {
                     batch.reads.push(read);
                     batch.pieces += pieces;
                 }
-                Some(_) | None => batches.push(Fitting { reads: vec![read], pieces }),
+                Some(_) | None => batches.push(ReadBatch { reads: vec![read], pieces }),
             }
         }
         Ok(batches)
     }
 
-    /// The region of a target, and in how many pieces it is read.
+    /// Region of a target, and the number of pieces in which it is read.
     fn check(&self, target: &Target) -> Result<(Arc<MemoryRegion>, u32), RdmaError> {
         let region = self.device.region_of(target.arena_id())?;
         let (piece_bytes, pieces_max) = (self.device.message_bytes_max(), self.device.reads_max());
@@ -252,9 +252,9 @@ impl Shared {
         Ok((region, pieces))
     }
 
-    /// Begins a batch as soon as there is room for it.
-    async fn begin(&self, batch: Fitting) -> Result<oneshot::Receiver<Outcome>, Unread> {
-        let Fitting { reads, pieces } = batch;
+    /// Starts a batch as soon as there is room for it.
+    async fn begin(&self, batch: ReadBatch) -> Result<oneshot::Receiver<ReadOutcome>, Unread> {
+        let ReadBatch { reads, pieces } = batch;
         let room = self.room.clone().acquire_many_owned(pieces).await;
         let mut queue_pair = self.queue_pair.lock();
         let (Ok(room), false) = (room, queue_pair.is_closed()) else {
@@ -269,23 +269,27 @@ impl Shared {
             return Ok(answered);
         }
         let bytes = reads.iter().map(|read| read.target.len()).sum();
-        let waiting = Waiting { answer, _room: room };
+        let waiting = ReadWaiter { answer, _room: room };
         match queue_pair.read(reads, self.device.message_bytes_max(), waiting) {
             Ok(pieces) => self.device.counting().posted(pieces, bytes),
             Err((error, ended)) => {
                 self.room.close();
                 let port = self.device.port();
-                tell(ended, &RdmaError::system(port, "begin a read", &error));
+                fail_waiters(ended, &RdmaError::system(port, "begin a read", &error));
             }
         }
         Ok(answered)
     }
 
-    /// Waits for a batch. Adapters give up by themselves when the peer does not answer; one that does
-    /// not, for example because its own cable was pulled, is not waited for without end.
-    async fn outcome(&self, mut batch: oneshot::Receiver<Outcome>, deadline: Instant) -> Outcome {
+    /// Waits for a batch. Adapters give up by themselves when the peer does not answer. The
+    /// deadline covers adapters that do not, for example after a local cable was unplugged.
+    async fn outcome(
+        &self,
+        mut batch: oneshot::Receiver<ReadOutcome>,
+        deadline: Instant,
+    ) -> ReadOutcome {
         loop {
-            match timeout(LOOK_EVERY, &mut batch).await {
+            match timeout(CHECK_INTERVAL, &mut batch).await {
                 Ok(outcome) => return outcome.unwrap_or_else(|_| Err(self.closed().into())),
                 Err(_) if Instant::now() > deadline => self.close(|shared| shared.failed(TOO_SLOW)),
                 Err(_) if !self.device.is_active() => self.close(|shared| shared.failed(PORT_DOWN)),
@@ -298,7 +302,7 @@ impl Shared {
         RdmaError::ReadFailed { port: self.device.port().clone(), status: status.to_owned() }
     }
 
-    /// Takes what the adapter has to tell. Whether the link is still open.
+    /// Takes completions from the adapter. Returns whether the link is still open.
     fn woken(&self) -> bool {
         let mut queue_pair = self.queue_pair.lock();
         let looked = queue_pair.woken().and_then(|was_woken| {
@@ -320,9 +324,9 @@ impl Shared {
         self.device.counting().completed(completions);
         for done in done {
             match done {
-                // Whoever has given up waiting gives the pages back by not taking them.
-                Done::Batch(waiting, targets) => drop(waiting.answer.send(Ok(targets))),
-                Done::Failed(status) => {
+                // If the receiver is gone, the pages are returned by dropping them.
+                Completion::Batch(waiting, targets) => drop(waiting.answer.send(Ok(targets))),
+                Completion::Failed(status) => {
                     self.close(|shared| shared.failed(&status));
                     return false;
                 }
@@ -335,7 +339,7 @@ impl Shared {
         let ended = self.queue_pair.lock().close();
         self.room.close();
         if !ended.is_empty() {
-            tell(ended, &why(self));
+            fail_waiters(ended, &why(self));
         }
     }
 
@@ -344,10 +348,10 @@ impl Shared {
     }
 }
 
-/// Tells those who wait that their batches have failed.
-fn tell(ended: Vec<(Waiting, Vec<Target>)>, why: &RdmaError) {
+/// Reports the failure of batches to their receivers.
+fn fail_waiters(ended: Vec<(ReadWaiter, Vec<Target>)>, why: &RdmaError) {
     for (waiting, targets) in ended {
-        // Whoever has given up waiting gives the pages back by not taking them.
+        // If the receiver is gone, the pages are returned by dropping them.
         drop(waiting.answer.send(Err(Unread { error: why.clone(), targets })));
     }
 }
@@ -358,14 +362,14 @@ impl From<RdmaError> for Unread {
     }
 }
 
-/// Tells those who wait for reads that they have ended, until the link is closed.
-async fn drive(shared: Arc<Shared>, events: AsyncFd<Events>) {
+/// Reports completed reads to their receivers, until the link is closed.
+async fn drive(shared: Arc<LinkCore>, events: AsyncFd<Events>) {
     loop {
         let Ok(mut ready) = events.readable().await else { return };
         if !shared.woken() {
             return;
         }
-        // All that the descriptor had to tell was taken.
+        // All events of the descriptor were taken.
         ready.clear_ready();
     }
 }

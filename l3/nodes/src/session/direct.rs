@@ -1,4 +1,4 @@
-//! Payloads that go by RDMA, around the connection.
+//! Payload transfers by RDMA, on the node.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use super::{Expected, Session};
 use crate::codec::Malformed;
-use crate::direct::{Direct, Held, Unread};
+use crate::direct::{Direct, FailedRead, HeldForReads};
 use crate::link::{LinkError, in_time};
 use crate::messages::{Afar, Answer, FRAME_BYTES_MAX, Item, LINK_BYTES, Request};
+use terrace_l3::backend::LentObject;
 use terrace_l3::backend::payload_checksum;
 use terrace_l3::{GetOptions, PutOptions, Target};
-use terrace_l3_disk::holding::Lent;
 
 impl Session {
-    /// Links with the client, if this machine has an adapter. Over a link everything that is registered
-    /// can be read, so whoever may not read everything gets none.
+    /// Links with the client, if this machine has an adapter. A link gives access to all registered
+    /// memory, so restricted clients get none.
     pub(super) fn connect_direct(&mut self, peer: &[u8; LINK_BYTES]) -> Option<[u8; LINK_BYTES]> {
         self.direct = None;
         let adapter = self.shared.adapter.as_ref().filter(|_| self.client.limits.is_none())?;
@@ -33,7 +33,8 @@ impl Session {
         }
     }
 
-    /// Lends objects for the client to read, until it has, or its time is over, or it is gone.
+    /// Lends objects for the client to read, until it has read them, its time limit passes, or it
+    /// disconnects.
     pub(super) async fn lend(
         &mut self,
         wanted: Vec<Item>,
@@ -44,7 +45,7 @@ impl Session {
         let places = lent.iter().map(|lent| self.place(lent)).collect::<Option<Vec<_>>>();
         let places = places.expect("all memory that objects are lent from is registered");
         let (nothing, bytes) = (lent.is_empty(), lent.iter().map(|lent| lent.source().len()).sum());
-        let held = Held::new(&direct, lent);
+        let held = HeldForReads::new(&direct, lent);
         self.reply(Answer::Lent(parcels, places), &[]).await?;
         if !nothing {
             let lease = Duration::from_millis(self.shared.config.rdma_lease_ms);
@@ -62,7 +63,7 @@ impl Session {
         Ok(())
     }
 
-    /// Reads objects out of the client's memory, straight to where they will be.
+    /// Reads objects from the client's memory directly into their final memory.
     pub(super) async fn fetch(
         &mut self,
         offers: Vec<Item>,
@@ -90,12 +91,12 @@ impl Session {
         self.reply(Answer::Stored(results), &[]).await
     }
 
-    /// The link that a request needs.
+    /// Link that a request needs.
     fn direct(&self, kind: u8) -> Result<Arc<Direct>, LinkError> {
         self.direct.clone().ok_or_else(|| Malformed::Kind(kind).into())
     }
 
-    fn place(&self, lent: &Lent) -> Option<Afar> {
+    fn place(&self, lent: &LentObject) -> Option<Afar> {
         let region = self.shared.adapter.as_ref()?.region(&lent.source().arena())?;
         Some(region.place(lent.source()))
     }
@@ -105,7 +106,7 @@ impl Session {
     }
 }
 
-/// Reads payloads, and the checksums that the client has sent and those that we have seen.
+/// Reads payloads. Returns pairs of the client's checksums and those computed here.
 async fn read(
     direct: &Arc<Direct>,
     expected: Vec<Expected>,
@@ -118,8 +119,9 @@ async fn read(
         rooms.push((id, prefix, room, permit));
         reads.push((target, *place));
     }
-    // Slots are not given up while the adapter may write to them, even if nobody waits any more.
-    let rooms = Held::new(direct, rooms);
+    // Slots must not be released while the adapter may write to them, even if this future is
+    // dropped.
+    let rooms = HeldForReads::new(direct, rooms);
     match direct.read(reads.into_iter()).await {
         Ok(targets) => {
             let seen = targets.iter().map(|target| payload_checksum(target));
@@ -134,10 +136,10 @@ async fn read(
             });
             Some((expected.collect(), checksums))
         }
-        Err(Unread { message, targets }) => {
+        Err(FailedRead { message, targets }) => {
             tracing::warn!("a client's pages cannot be read by RDMA and use TCP: {message}");
             if targets.is_empty() {
-                // The adapter has not let go of them, so their slots are lost.
+                // The adapter has not released the targets, so their slots are lost.
                 std::mem::forget(rooms);
             }
             None

@@ -1,18 +1,18 @@
-//! Objects that go by RDMA, around the connection.
+//! Payload transfers by RDMA, on the client.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Got, Sent, settle, settle_offers};
 use crate::codec::Malformed;
-use crate::direct::{Direct, Region, Unread};
+use crate::direct::{Direct, FailedRead, Region};
 use crate::link::LinkError;
 use crate::messages::{Answer, Offer, Parcel, Request};
-use crate::peer::{Call, Peer};
+use crate::peer::{Peer, PeerCall};
 use terrace_l3::StoreError;
 use terrace_l3::backend::payload_checksum;
 
-/// Whether the adapter can read into all of these.
+/// Returns true if the adapter can read into all of these targets.
 pub(super) fn can_read(peer: &Peer, parts: &[&mut Got]) -> bool {
     let Some(adapter) = peer.adapter() else { return false };
     let target = |part: &&mut Got| part.job.target.as_ref().map(|target| target.arena());
@@ -22,16 +22,16 @@ pub(super) fn can_read(peer: &Peer, parts: &[&mut Got]) -> bool {
         .all(|arena| arena.is_some_and(|arena| adapter.region(&arena).is_some()))
 }
 
-/// The registrations of the memory that these are in, if all of it is registered.
+/// Registrations of the sources' memory, if all of it is registered.
 pub(super) fn regions(peer: &Peer, parts: &[&mut Sent]) -> Option<Vec<Region>> {
     let adapter = peer.adapter()?;
     parts.iter().map(|part| adapter.region(&part.job.source.arena())).collect()
 }
 
-/// Has the node lend objects and reads them. Those that cannot be read have no result, and are asked for
-/// again in the other way.
+/// Has the node lend objects, and reads them. Objects that cannot be read get no result, and are
+/// requested again by TCP.
 pub(super) async fn get(
-    call: &mut Call<'_>,
+    call: &mut PeerCall<'_>,
     direct: &Arc<Direct>,
     request: &Request,
     parts: &mut [&mut Got],
@@ -57,9 +57,9 @@ pub(super) async fn get(
     let read = direct.read(targets.into_iter().zip(places)).await;
     let (targets, error) = match read {
         Ok(targets) => (targets, None),
-        Err(Unread { message, targets }) => (targets, Some(message)),
+        Err(FailedRead { message, targets }) => (targets, Some(message)),
     };
-    // With none of them given back, all are without.
+    // If not all were returned, every target counts as lost.
     let mut targets = targets.into_iter();
     lent.iter_mut().for_each(|part| part.job.target = targets.next());
     let Some(error) = error else {
@@ -74,10 +74,10 @@ pub(super) async fn get(
     call.send(&Request::Taken).await
 }
 
-/// Offers objects and has the node read them. Those that it cannot read have no result, and are offered
-/// again in the other way.
+/// Offers objects for the node to read. Objects that it cannot read get no result, and are offered
+/// again by TCP.
 pub(super) async fn put(
-    call: &mut Call<'_>,
+    call: &mut PeerCall<'_>,
     regions: &[Region],
     request: &Request,
     parts: &mut [&mut Sent],
@@ -120,6 +120,6 @@ pub(super) async fn put(
     Ok(())
 }
 
-/// How long a node may take to read what it was offered, beyond the time to store it. Its adapter gives up
-/// by itself sooner if nothing moves.
+/// Time that a node may take to read offered objects, in addition to the time to store them. Its
+/// adapter gives up sooner if it makes no progress.
 const READING: Duration = Duration::from_secs(15);

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use terrace_l3::{MemoryConfig, MemoryStore, Source};
+use terrace_l3::{LendingStore, MemoryConfig, MemoryStore, Source};
 use terrace_l3_disk::{DiskConfig, DiskStore, TieredConfig, TieredStore};
 use terrace_l3_nodes::rdma::{Device, Link, LinkAddress, Region, RemotePage};
-use terrace_l3_nodes::{Holding, NodeConfig, NodeServer, RunningNode};
+use terrace_l3_nodes::{NodeConfig, NodeServer, RunningNode};
 use terrace_tests::l3::nodes::secret;
 use terrace_tests::l3::objects::page;
 use tokio::runtime::Handle;
@@ -136,7 +136,7 @@ fn start_node(which: &str, nodes: &mut Vec<RunningNode>) -> String {
     });
     let memory = memory.expect("there is memory");
     let mut config = NodeConfig { full_wait_ms: 5_000, ..NodeConfig::new(secret()) };
-    let mut holding = Holding::Memory(memory.clone());
+    let mut holding: Arc<dyn LendingStore> = Arc::new(memory.clone());
     match kind {
         "usual" => {}
         "impatient" => config.rdma_lease_ms = 1_000,
@@ -146,7 +146,7 @@ fn start_node(which: &str, nodes: &mut Vec<RunningNode>) -> String {
             let disk = DiskStore::open(DiskConfig::new(folder, 8 * slots * bytes as u64, bytes));
             let disk = disk.expect("there is room");
             let tiers = TieredStore::new(memory, disk, TieredConfig::default());
-            holding = Holding::Tiers(tiers.expect("both take objects of that size"));
+            holding = Arc::new(tiers.expect("both take objects of that size"));
         }
         other => panic!("the reader wants a {other} node"),
     }

@@ -98,7 +98,7 @@ pub(super) async fn a_producer_that_dies_in_mid_put_leaves_nothing(stage: Stage)
             assert!(died.is_err(), "it was to die, not to end");
         }
         let restarted = stage.producer().await;
-        // With a claim nobody can tell whether it had the time to give its ref to somebody.
+        // With a claim, the producer may or may not have given out its ref.
         assert_eq!(restarted.features.stats().live, u64::from(nth >= 6), "{nth}");
         drop(restarted);
         let config = FeatureConfig { max_hold_ms: Some(1), ..stage.producer_config(0) };
@@ -108,8 +108,8 @@ pub(super) async fn a_producer_that_dies_in_mid_put_leaves_nothing(stage: Stage)
     }
 }
 
-/// A producer is killed while it writes a note, and the store keeps the name for somebody who never comes
-/// back.
+/// A producer is killed while it writes a note, and the store blocks the name for a writer that
+/// never returns.
 pub(super) async fn where_a_dead_producer_wrote_others_need_not_wait(stage: Stage) {
     let (producer, store) = stage.mischievous(stage.producer_config(0)).await;
     let consumer = stage.consumer().await;

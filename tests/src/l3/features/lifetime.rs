@@ -133,8 +133,8 @@ pub(super) async fn a_stale_ref_frees_nothing_else(stage: Stage) {
     stage.assert_empty(&producer).await;
 }
 
-/// A put of a name that is there reports success and keeps the old bytes. So no name is used twice, not
-/// even by a producer that is started again.
+/// A put of an existing name reports success and keeps the old bytes. So no name is used twice,
+/// even by a restarted producer.
 pub(super) async fn f40_two_puts_never_share_a_name(stage: Stage) {
     let mut names = BTreeSet::new();
     for round in 0..4 {
@@ -244,7 +244,7 @@ pub(super) async fn a_store_that_removes_nothing_is_told_by_a_note(stage: Stage)
     stage.assert_empty(&producer).await;
 }
 
-/// Where nothing can be written either, the caller is told so, and this process keeps its word.
+/// If nothing can be written either, the caller gets an error, and this process refuses the ref.
 pub(super) async fn a_store_that_cannot_be_told_is_told_by_gc(stage: Stage) {
     let producer = stage.producer().await;
     let (consumer, store) = stage.mischievous(stage.consumer_config()).await;

@@ -1,4 +1,4 @@
-//! What is put comes back, and nothing else does.
+//! Samples that were put are read unchanged, and others are not.
 
 use terrace_l3::{Arena, StoreError};
 use terrace_l3_features::{
@@ -164,7 +164,7 @@ async fn tensors(process: &Process) -> Vec<Tensor> {
     vec![Tensor::new(TensorSpec::new("x", Dtype::I64, [1]), arena.source(0).unwrap())]
 }
 
-/// The ref with one of its fields changed, as somebody would who has only its text.
+/// The ref with one of its fields changed, as an attacker with its text could.
 fn altered(
     reference: &FeatureRef,
     field: &str,

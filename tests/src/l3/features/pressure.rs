@@ -1,4 +1,4 @@
-//! Budgets, and what nobody releases.
+//! Budgets, and samples that are never released.
 
 use std::time::Duration;
 
@@ -166,7 +166,7 @@ pub(super) async fn a_restart_pins_what_is_there(stage: Stage) {
     for tier in pinned.memory.into_iter().chain(pinned.disk) {
         assert_eq!(tier.hard_pinned, tier.objects, "{tier:#?}");
     }
-    // As many pins as before: one release takes them all back.
+    // As many pins as before: one release removes them all.
     assert_eq!(stage.consumer().await.release(&reference).await, Ok(Released::Freed));
 }
 

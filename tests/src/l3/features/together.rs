@@ -8,8 +8,8 @@ use tokio::task::JoinSet;
 
 use super::Stage;
 
-/// Whoever puts a sample at the same time as others: in the end one generation can be read at the most,
-/// and it is the latest of those that were told that all is well.
+/// After concurrent puts of a sample, at most one generation is readable: the latest of those whose
+/// put succeeded.
 pub(super) async fn producers_of_one_sample_leave_one_generation(stage: Stage) {
     let consumer = stage.consumer().await;
     let mut producers = Vec::new();

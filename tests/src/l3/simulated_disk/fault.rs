@@ -1,10 +1,10 @@
-//! What goes wrong on a disk.
+//! Faults of a simulated disk.
 
 use std::io;
 
 use terrace_l3_disk::DiskFile;
 
-/// What can fail.
+/// Operation that can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// A transfer from the disk.
@@ -17,12 +17,12 @@ pub enum Operation {
     Grow,
 }
 
-/// How it fails.
+/// Kind of failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// With an error of the system's; a write has then written half, and a read has read rubbish.
     Error(Errno),
-    /// It moves no more than so many bytes, and says so.
+    /// It transfers at most this number of bytes, and reports that.
     Short(usize),
     /// A write that leaves the disk as it was, and does not say so.
     Lost,
@@ -40,15 +40,15 @@ pub enum Errno {
 /// An operation that is to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// What fails.
+    /// Operation that fails.
     pub operation: Operation,
     /// On which file.
     pub file: DiskFile,
-    /// How many more of these succeed before.
+    /// Number of these operations that succeed before.
     pub after: u64,
-    /// How it fails.
+    /// Kind of failure.
     pub failure: Failure,
-    /// Whether all later ones fail like it.
+    /// True if all later ones fail like it.
     pub lasting: bool,
 }
 
@@ -66,7 +66,7 @@ impl Faults {
         std::mem::take(&mut self.0).len()
     }
 
-    /// Whether an operation fails, and how.
+    /// Returns the failure of an operation, if it fails.
     pub(super) fn strike(&mut self, operation: Operation, file: DiskFile) -> Option<Failure> {
         let mut struck = None;
         self.0.retain_mut(|fault| {

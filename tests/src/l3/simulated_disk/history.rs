@@ -1,4 +1,4 @@
-//! What happened to a disk, and what a crash at any moment of it would have left.
+//! History of a simulated disk, and the possible states after a crash at any moment.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ pub enum Event {
         file: DiskFile,
         /// Where in it.
         offset: u64,
-        /// What.
+        /// The event.
         bytes: Arc<[u8]>,
     },
     /// The write whose event has this number was finished.
@@ -32,9 +32,9 @@ pub enum Event {
     Sync {
         /// The file.
         file: DiskFile,
-        /// How many events there were when it was called: writes finished before are durable.
+        /// Number of events when it was called: writes finished before are durable.
         began: usize,
-        /// Whether it did anything.
+        /// True if it had an effect.
         honest: bool,
     },
     /// The file became longer, durably.
@@ -80,7 +80,7 @@ pub struct Crashes<'a> {
     history: &'a History,
     /// The event that a crash would interrupt.
     at: usize,
-    /// What survives in any case.
+    /// Writes that survive in any case.
     durable: Files<Image>,
     /// Writes and cuts that may survive.
     pending: Vec<Pending>,
@@ -94,7 +94,7 @@ struct Pending {
     finished: Option<usize>,
 }
 
-/// What becomes of the writes that no sync has covered.
+/// Fate of the writes that no sync has covered.
 #[derive(Clone, Copy)]
 enum Fate {
     /// All are lost.
@@ -147,7 +147,7 @@ impl Crashes<'_> {
         self.at
     }
 
-    /// Whether a crash at this event differs from one at the event before or after.
+    /// Returns true if a crash at this event differs from one at the event before or after.
     #[must_use]
     pub fn is_interesting(&self) -> bool {
         !matches!(self.history.events.get(self.at), Some(Event::Finished { .. }))
@@ -214,8 +214,8 @@ impl Crashes<'_> {
 }
 
 impl SimulatedDisk {
-    /// The disk after a crash that interrupts event number `at` of a history. What syncs have
-    /// covered is there; of every other write all, some or nothing.
+    /// The disk after a crash that interrupts event number `at` of a history. Synced writes
+    /// survive; of every other write all, a part or nothing does.
     #[must_use]
     pub fn after_crash(history: &History, at: usize, dice: &mut Dice) -> Self {
         let mut crashes = history.crashes();

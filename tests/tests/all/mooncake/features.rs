@@ -36,20 +36,9 @@ fn objects(cluster: &Cluster, prefix: &str) -> u64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 #[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
 async fn features_in_a_cluster() {
-    features_with(256 << 10).await;
-}
-
-/// The suite's tensors are in memory without headroom: none of them is copied.
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-#[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
-async fn features_in_a_cluster_with_payloads_apart() {
-    features_with(1).await;
-}
-
-async fn features_with(apart_bytes_min: usize) {
     let cluster = Arc::new(Cluster::start(Options::default()));
     all(|| {
-        let config = MooncakeConfig { apart_bytes_min, ..for_features(&cluster) };
+        let config = for_features(&cluster);
         let (cluster, prefix) = (cluster.clone(), config.prefix.clone());
         FeatureBackend {
             handle: Box::new(move || Arc::new(open(config.clone()))),

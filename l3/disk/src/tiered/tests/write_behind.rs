@@ -1,11 +1,11 @@
-//! Objects that memory takes before the disk has them.
+//! Tests of write-behind.
 
 use super::*;
 use terrace_l3::Header;
 
 #[tokio::test]
-async fn what_is_written_behind_is_stored_before_the_disk_has_it() {
-    let bench = Bench::writing_behind(4);
+async fn a_write_behind_put_returns_before_the_disk_has_the_object() {
+    let bench = TestTiers::writing_behind(4);
     bench.gate.shut_for_writes();
     assert_eq!(bench.put(id(1)).await, Ok(Stored::New));
     assert_eq!(bench.put(id(1)).await, Ok(Stored::AlreadyThere));
@@ -14,7 +14,7 @@ async fn what_is_written_behind_is_stored_before_the_disk_has_it() {
     let twice = bench.spawn_put(vec![put.share(), put]).await.unwrap();
     assert_eq!(twice, [Ok(Stored::New), Ok(Stored::AlreadyThere)]);
     assert_eq!(unwritten(&bench), 2);
-    // Half of the slots are on their way to the disk.
+    // Half of the slots are waiting for the disk.
     let third = bench.spawn_put(vec![bench.put_of(id(3))]);
     let flush = tokio::spawn({
         let store = bench.store.clone();
@@ -34,8 +34,8 @@ async fn what_is_written_behind_is_stored_before_the_disk_has_it() {
 }
 
 #[tokio::test]
-async fn who_changes_what_is_being_written_behind_waits_for_the_disk() {
-    let bench = Bench::writing_behind(8);
+async fn a_change_of_an_object_in_write_behind_waits_for_the_disk() {
+    let bench = TestTiers::writing_behind(8);
     bench.gate.shut_for_writes();
     for key in 1..5 {
         assert_eq!(bench.put(id(key)).await, Ok(Stored::New));
@@ -61,16 +61,16 @@ async fn who_changes_what_is_being_written_behind_waits_for_the_disk() {
     assert_eq!(bench.store.shutdown().await, Ok(()));
 }
 
-/// Without the disk, whose threads take their time while the paused clock runs ahead.
+/// Without the disk, whose threads run in real time while the paused clock runs ahead.
 #[tokio::test(start_paused = true)]
-async fn it_is_quiet_a_while_after_the_last_load() {
-    let bench = Bench::writing_behind(16);
+async fn the_store_is_idle_a_while_after_the_last_load() {
+    let bench = TestTiers::writing_behind(16);
     let behind = &bench.store.shared.behind;
     let began = Instant::now();
     let load = behind.transfers();
-    let mut quiet = std::pin::pin!(behind.wait_for_quiet(began + Duration::from_secs(10)));
+    let mut quiet = std::pin::pin!(behind.wait_for_idle(began + Duration::from_secs(10)));
     let waited = tokio::time::timeout(Duration::from_millis(200), &mut quiet).await;
-    assert!(waited.is_err(), "somebody loads");
+    assert!(waited.is_err(), "a load is in progress");
     drop(load);
     quiet.await;
     let waited = began.elapsed();
@@ -79,14 +79,14 @@ async fn it_is_quiet_a_while_after_the_last_load() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_disk_waits_while_somebody_loads_and_not_for_long() {
-    let bench = Bench::writing_behind(16);
+async fn writing_waits_for_loads_within_a_limit() {
+    let bench = TestTiers::writing_behind(16);
     let load = held_load(&bench).await;
     bench.gate.shut_for_writes();
     assert_eq!(bench.put(id(1)).await, Ok(Stored::New));
     assert_eq!(bench.put(id(2)).await, Ok(Stored::New));
     advance(Duration::from_millis(200)).await;
-    assert_eq!(bench.gate.held_writes(), 0, "somebody loads");
+    assert_eq!(bench.gate.held_writes(), 0, "a load is in progress");
     sleep(Duration::from_millis(60)).await;
     assert_eq!(bench.gate.held_writes(), 2, "the load takes too long");
 
@@ -96,7 +96,7 @@ async fn the_disk_waits_while_somebody_loads_and_not_for_long() {
     let store = bench.store.clone();
     let removal = tokio::spawn(async move { store.remove(&[id(3)], Removal::Plain).await });
     sleep(Duration::from_millis(10)).await;
-    assert_eq!(bench.gate.held_writes(), 3, "somebody waits for it");
+    assert_eq!(bench.gate.held_writes(), 3, "a call waits for it");
 
     bench.gate.open_for_writes();
     assert_eq!(removal.await.unwrap(), [Ok(())]);
@@ -105,15 +105,15 @@ async fn the_disk_waits_while_somebody_loads_and_not_for_long() {
     bench.gate.open();
     assert!(load.await.unwrap()[0].is_ok());
     sleep(Duration::from_millis(60)).await;
-    assert_eq!(bench.gate.held_writes(), 1, "nobody loads any more");
+    assert_eq!(bench.gate.held_writes(), 1, "no load is in progress");
     bench.gate.open_for_writes();
     bench.store.flush().await.unwrap();
 }
 
-/// A fourth of the slots is left for what is on its way to the disk: it is not kept waiting any more.
+/// Less than a fourth of the slots can still wait for the disk: writing starts at once.
 #[tokio::test(start_paused = true)]
-async fn the_disk_does_not_wait_when_room_is_short() {
-    let bench = Bench::writing_behind(8);
+async fn writing_does_not_wait_when_room_is_short() {
+    let bench = TestTiers::writing_behind(8);
     let load = held_load(&bench).await;
     bench.gate.shut_for_writes();
     for key in 1..3 {
@@ -131,8 +131,8 @@ async fn the_disk_does_not_wait_when_room_is_short() {
 }
 
 #[tokio::test]
-async fn what_the_disk_does_not_take_stays_in_memory() {
-    let bench = Bench::writing_behind(8);
+async fn an_object_that_the_disk_refuses_stays_in_memory() {
+    let bench = TestTiers::writing_behind(8);
     bench.gate.writes_fail.store(true, Ordering::Relaxed);
     assert_eq!(bench.put(id(1)).await, Ok(Stored::New));
     bench.store.flush().await.unwrap();
@@ -142,10 +142,11 @@ async fn what_the_disk_does_not_take_stays_in_memory() {
     assert!(bench.put_with(id(2), durable).await.unwrap_err().is_unwell(), "it is not put off");
 }
 
-/// The disk gets the checksum of what was put, not of what memory has by then.
+/// The disk gets the checksum of the bytes that were put, not of those in memory at the time of
+/// writing.
 #[tokio::test]
-async fn bytes_that_change_on_their_way_to_the_disk_are_not_served() {
-    let bench = Bench::writing_behind(8);
+async fn bytes_changed_before_writing_are_not_served() {
+    let bench = TestTiers::writing_behind(8);
     bench.arena.target(0).unwrap().fill(byte(&id(1)));
     let header = Header::new(id(1), &bench.arena.source(0).unwrap());
     bench.arena.target(0).unwrap()[100] ^= 1;
@@ -156,7 +157,7 @@ async fn bytes_that_change_on_their_way_to_the_disk_are_not_served() {
 }
 
 /// A load from disk that ends when the gate is opened.
-async fn held_load(bench: &Bench) -> JoinHandle<Results<Served>> {
+async fn held_load(bench: &TestTiers) -> JoinHandle<Results<Served>> {
     bench.put_on_disk(&[id(9)]).await;
     bench.store.flush().await.unwrap();
     bench.gate.shut();
@@ -167,7 +168,7 @@ async fn held_load(bench: &Bench) -> JoinHandle<Results<Served>> {
     load
 }
 
-fn unwritten(bench: &Bench) -> u64 {
+fn unwritten(bench: &TestTiers) -> u64 {
     let figures = bench.store.stats().figures;
     let figure = figures.iter().find(|it| it.name == "terrace_l3_unwritten_objects").unwrap();
     figure.values[0].1
@@ -175,5 +176,5 @@ fn unwritten(bench: &Bench) -> u64 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn tiers_agree_under_load_when_written_behind() {
-    agree_under_load(Bench::writing_behind(5)).await;
+    agree_under_load(TestTiers::writing_behind(5)).await;
 }

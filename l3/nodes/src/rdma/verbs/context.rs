@@ -1,4 +1,4 @@
-//! Devices, and what they say of themselves.
+//! Devices and their attributes.
 
 use std::ffi::CStr;
 use std::fmt;
@@ -10,7 +10,7 @@ use ibverbs_sys as sys;
 
 use super::check;
 
-/// The devices of this machine.
+/// Devices of this machine.
 pub(in crate::rdma) struct Devices {
     /// An array that ends with a null pointer.
     list: NonNull<*mut sys::ibv_device>,
@@ -18,7 +18,7 @@ pub(in crate::rdma) struct Devices {
 }
 
 impl Devices {
-    /// Lists them.
+    /// Lists the devices.
     pub(in crate::rdma) fn list() -> io::Result<Self> {
         let mut count = 0;
         // SAFETY: the function writes one number through the pointer, which is valid.
@@ -27,21 +27,22 @@ impl Devices {
         Ok(Self { list, count: usize::try_from(count).unwrap_or(0) })
     }
 
-    /// Their names.
+    /// Names of the devices.
     pub(in crate::rdma) fn names(&self) -> Vec<Arc<str>> {
         (0..self.count)
             .map(|index| {
-                // SAFETY: `device` gives a device of the list, which lives as long as the list does;
-                // its name is a C string inside of it, and is copied here.
+                // SAFETY: `device` returns a device of the list, which lives as long as the list
+                // does; its name is a C string inside of it, and is copied here.
                 let name = unsafe { CStr::from_ptr(sys::ibv_get_device_name(self.device(index))) };
                 name.to_string_lossy().into()
             })
             .collect()
     }
 
-    /// Opens the one with the index in [`Devices::names`].
+    /// Opens the device with this index in [`Devices::names`].
     pub(in crate::rdma) fn open(&self, index: usize) -> io::Result<Context> {
-        // SAFETY: the device is one of the list, which is still there. An open device outlives the list.
+        // SAFETY: the device is one of the list, which still exists. An open device outlives the
+        // list.
         let context = unsafe { sys::ibv_open_device(self.device(index)) };
         NonNull::new(context).map(|raw| Context { raw }).ok_or_else(io::Error::last_os_error)
     }
@@ -55,8 +56,8 @@ impl Devices {
 
 impl Drop for Devices {
     fn drop(&mut self) {
-        // SAFETY: the list came from `ibv_get_device_list` and is freed once. No device of it that is
-        // not open is referred to any more: they are only handed out by the private `device`.
+        // SAFETY: the list came from `ibv_get_device_list` and is freed once. No pointer to an
+        // unopened device remains: only the private `device` returns them.
         unsafe { sys::ibv_free_device_list(self.list.as_ptr()) }
     }
 }
@@ -72,27 +73,27 @@ unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
-/// How much a device can take.
+/// Limits of a device.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::rdma) struct Limits {
     pub(in crate::rdma) ports: u8,
-    /// Work requests in a queue.
+    /// Maximum work requests in a queue.
     pub(in crate::rdma) requests: u32,
-    /// Entries of a completion queue.
+    /// Maximum entries of a completion queue.
     pub(in crate::rdma) completions: u32,
-    /// Reads that a queue pair has under way at a time.
+    /// Maximum outstanding reads of a queue pair.
     pub(in crate::rdma) reads_asked: u8,
-    /// Reads that a queue pair serves at a time.
+    /// Maximum concurrent reads that a queue pair serves.
     pub(in crate::rdma) reads_served: u8,
 }
 
-/// What a port says of itself.
+/// Attributes of a port.
 #[derive(Clone, Debug)]
 pub(in crate::rdma) struct PortState {
     pub(in crate::rdma) is_active: bool,
     pub(in crate::rdma) state: String,
     pub(in crate::rdma) is_ethernet: bool,
-    /// As the verbs number it.
+    /// MTU in the numbering of the verbs.
     pub(in crate::rdma) mtu: u8,
     pub(in crate::rdma) message_bytes_max: u32,
     pub(in crate::rdma) gids: u32,
@@ -125,11 +126,11 @@ impl Context {
         })
     }
 
-    /// Asks a port about itself; ports are counted from 1.
+    /// Queries a port; ports are counted from 1.
     pub(in crate::rdma) fn port(&self, port: u8) -> io::Result<PortState> {
         let mut found = sys::ibv_port_attr::default();
-        // SAFETY: the context is open. What the function fills is an older form of the structure, which
-        // has the same fields up to its end, and so fits into the one given; the rest stays zero.
+        // SAFETY: the context is open. The function fills an older form of the structure, which has
+        // the same fields up to its end, and so fits in the given one; the rest stays zero.
         check(unsafe { sys::ibv_query_port(self.raw(), port, (&raw mut found).cast()) })?;
         // SAFETY: the function takes any number and returns a C string that is never freed.
         let state = unsafe { CStr::from_ptr(sys::ibv_port_state_str(found.state)) };
@@ -143,12 +144,11 @@ impl Context {
         })
     }
 
-    /// The address of a port at an index, if there is one.
+    /// Address of a port at an index, if there is one.
     pub(in crate::rdma) fn gid(&self, port: u8, index: u8) -> Option<Gid> {
         let mut found = sys::ibv_gid_entry::default();
         let bytes = size_of::<sys::ibv_gid_entry>();
-        // SAFETY: the context is open, and the function fills the structure it is given, whose size it is
-        // told.
+        // SAFETY: the context is open, and the function fills the structure, whose size is passed.
         check(unsafe {
             sys::_ibv_query_gid_ex(
                 self.raw(),
@@ -177,8 +177,8 @@ impl fmt::Debug for Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: the context is open and closed once: this is its only owner. Whatever belongs to it
-        // holds an `Arc` of it, so there is nothing left.
+        // SAFETY: the context is open and closed once: this is its only owner. Every object of it
+        // holds an `Arc` of it, so none is left.
         let closed = check(unsafe { sys::ibv_close_device(self.raw()) });
         if let Err(error) = closed {
             tracing::warn!(%error, "an RDMA device could not be closed");

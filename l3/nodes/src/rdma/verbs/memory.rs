@@ -10,7 +10,7 @@ use ibverbs_sys as sys;
 use super::{Context, check};
 use terrace_l3::Arena;
 
-/// Whose memory regions and queue pairs may be used together.
+/// Protection domain: memory regions and queue pairs of one domain may be used together.
 pub(in crate::rdma) struct ProtectionDomain {
     raw: NonNull<sys::ibv_pd>,
     context: Arc<Context>,
@@ -23,7 +23,7 @@ unsafe impl Sync for ProtectionDomain {}
 
 impl ProtectionDomain {
     pub(in crate::rdma) fn new(context: Arc<Context>) -> io::Result<Self> {
-        // SAFETY: the context is open, and `context` keeps it so.
+        // SAFETY: the context is open, and `context` keeps it open.
         let raw = unsafe { sys::ibv_alloc_pd(context.raw()) };
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
         Ok(Self { raw, context })
@@ -71,10 +71,10 @@ impl MemoryRegion {
     pub(in crate::rdma) fn new(domain: Arc<ProtectionDomain>, arena: &Arena) -> io::Result<Self> {
         let access = sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE
             | sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ;
-        // SAFETY: the domain is there. The memory is the arena's, which the region holds, so it stays
-        // mapped until the region is gone. The adapter writes to it only as told by requests that name
-        // the local key, which only a `QueuePair` posts. Peers only read it, at any time: bytes that are
-        // being written meanwhile may be torn for them, and that is all that can happen.
+        // SAFETY: the domain exists. The memory is the arena's, which the region holds, so it stays
+        // mapped until the region is gone. The adapter writes to it only for requests that name the
+        // local key, which only a `QueuePair` posts. Peers only read it, at any time: they may see
+        // torn bytes of a concurrent write, and nothing else can happen.
         let raw = unsafe {
             sys::ibv_reg_mr(
                 domain.raw(),
@@ -87,13 +87,13 @@ impl MemoryRegion {
         Ok(Self { raw, arena: arena.clone(), _domain: domain })
     }
 
-    /// What a request of this side names the memory by.
+    /// Key of the memory for local requests.
     pub(super) fn local_key(&self) -> u32 {
-        // SAFETY: the object is there until `self` is dropped, and nobody writes to it.
+        // SAFETY: the object exists until `self` is dropped, and nothing writes to it.
         unsafe { self.raw.as_ref().lkey }
     }
 
-    /// What a peer names the memory by.
+    /// Key of the memory for peers.
     pub(in crate::rdma) fn remote_key(&self) -> u32 {
         // SAFETY: as above.
         unsafe { self.raw.as_ref().rkey }
@@ -112,10 +112,11 @@ impl fmt::Debug for MemoryRegion {
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        // SAFETY: this is its only owner, and requests under way hold an `Arc` of it, so there are none.
+        // SAFETY: this is its only owner, and requests in flight hold an `Arc` of it, so there are
+        // none.
         let freed = check(unsafe { sys::ibv_dereg_mr(self.raw.as_ptr()) });
         if let Err(error) = freed {
-            // Peers may still read the memory, so it must stay what it is.
+            // Peers may still read the memory, so it must stay mapped.
             std::mem::forget(self.arena.clone());
             tracing::error!(%error, "RDMA memory could not be freed and stays allocated");
         }

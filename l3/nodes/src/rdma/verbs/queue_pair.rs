@@ -1,4 +1,4 @@
-//! Reads under way, and how they end.
+//! Queue pairs: reads in flight and their completion.
 
 use std::collections::VecDeque;
 use std::ffi::CStr;
@@ -17,7 +17,7 @@ use tokio::io::unix::AsyncFd;
 use super::{Context, MemoryRegion, ProtectionDomain, check};
 use terrace_l3::Target;
 
-/// Tells by a descriptor that something is done.
+/// Completion channel: its descriptor becomes readable when there are completions.
 struct Channel {
     raw: NonNull<sys::ibv_comp_channel>,
     context: Arc<Context>,
@@ -35,16 +35,16 @@ impl Channel {
     }
 
     fn descriptor(&self) -> BorrowedFd<'_> {
-        // SAFETY: the channel's descriptor is open from its creation until it is destroyed, which is when
-        // `self` is dropped; the field does not change.
+        // SAFETY: the channel's descriptor is open from its creation until it is destroyed, which
+        // is when `self` is dropped; the field does not change.
         unsafe { BorrowedFd::borrow_raw(self.raw.as_ref().fd) }
     }
 }
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // SAFETY: this is its only owner, and the completion queue that uses it is gone before: it owns
-        // the channel.
+        // SAFETY: this is its only owner, and the completion queue that uses it is destroyed
+        // before: it owns the channel.
         let freed = check(unsafe { sys::ibv_destroy_comp_channel(self.raw.as_ptr()) });
         if let Err(error) = freed {
             tracing::warn!(%error, "an RDMA completion channel could not be freed");
@@ -52,7 +52,7 @@ impl Drop for Channel {
     }
 }
 
-/// Where the adapter reports what is done. It belongs to one queue pair.
+/// Completion queue of one queue pair.
 struct CompletionQueue {
     raw: NonNull<sys::ibv_cq>,
     channel: Channel,
@@ -69,7 +69,7 @@ impl CompletionQueue {
         let channel = Channel::new(context)?;
         let entries = i32::try_from(entries).map_err(io::Error::other)?;
         let (raw, nothing) = (channel.raw.as_ptr(), std::ptr::null_mut());
-        // SAFETY: context and channel are there, and owned by what is returned.
+        // SAFETY: context and channel exist, and are owned by the returned value.
         let raw = unsafe { sys::ibv_create_cq(channel.context.raw(), entries, nothing, raw, 0) };
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
         let queue = Self { raw, channel };
@@ -77,36 +77,37 @@ impl CompletionQueue {
         Ok(queue)
     }
 
-    /// Asks to be told of the next completion.
+    /// Requests a notification of the next completion.
     fn arm(&self) -> io::Result<()> {
-        // SAFETY: the queue is there, and its context with it, whose table of functions is filled when it
-        // is opened.
+        // SAFETY: the queue exists, and its context with it, whose table of functions is filled
+        // when it is opened.
         check(unsafe {
             let request = (*self.raw.as_ref().context).ops.req_notify_cq;
             request.expect("every driver has it")(self.raw.as_ptr(), 0)
         })
     }
 
-    /// Takes what the descriptor has to tell. It does not wait.
+    /// Takes an event from the descriptor, if there is one. Does not block.
     fn take_event(&self) -> io::Result<bool> {
         let (mut queue, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
         let channel = self.channel.raw.as_ptr();
-        // SAFETY: the channel is there, and the function writes one pointer through each of the others.
+        // SAFETY: the channel exists, and the function writes one pointer through each of the
+        // others.
         if unsafe { sys::ibv_get_cq_event(channel, &raw mut queue, &raw mut context) } != 0 {
             let error = io::Error::last_os_error();
             return if error.kind() == io::ErrorKind::WouldBlock { Ok(false) } else { Err(error) };
         }
-        // SAFETY: the channel serves this queue alone, which is there; one event was taken, and one is
+        // SAFETY: the channel serves only this queue, which exists; one event was taken, and one is
         // acknowledged.
         unsafe { sys::ibv_ack_cq_events(self.raw.as_ptr(), 1) };
         Ok(true)
     }
 
-    /// Takes as many completions as there are, or as there is room for, and returns their number.
+    /// Takes completions, as many as there are or fit, and returns their number.
     fn poll(&self, found: &mut [sys::ibv_wc]) -> io::Result<usize> {
         let room = i32::try_from(found.len()).unwrap_or(i32::MAX);
-        // SAFETY: the queue and its context's table of functions are there, and the function writes at most
-        // `room` entries to where there is room for so many.
+        // SAFETY: the queue and its context's table of functions exist, and the function writes at
+        // most `room` entries to memory with room for them.
         let count = unsafe {
             let poll = (*self.raw.as_ref().context).ops.poll_cq;
             poll.expect("every driver has it")(self.raw.as_ptr(), room, found.as_mut_ptr())
@@ -117,8 +118,8 @@ impl CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        // SAFETY: this is its only owner. The queue pair that reports to it holds an `Arc` of it until it
-        // is destroyed, and every event that was taken has been acknowledged.
+        // SAFETY: this is its only owner. The queue pair that reports to it holds an `Arc` of it
+        // until it is destroyed, and every event that was taken has been acknowledged.
         let freed = check(unsafe { sys::ibv_destroy_cq(self.raw.as_ptr()) });
         if let Err(error) = freed {
             tracing::warn!(%error, "an RDMA completion queue could not be freed");
@@ -126,7 +127,7 @@ impl Drop for CompletionQueue {
     }
 }
 
-/// The descriptor by which the adapter wakes this process.
+/// Descriptor by which the adapter wakes this process.
 pub(in crate::rdma) struct Events(Arc<CompletionQueue>);
 
 impl AsRawFd for Events {
@@ -135,11 +136,11 @@ impl AsRawFd for Events {
     }
 }
 
-/// A page to read: all of `target`, from where the peer has it.
+/// A page to read into all of `target`.
 #[derive(Debug)]
 pub(in crate::rdma) struct Read {
     pub(in crate::rdma) target: Target,
-    /// The region of the target's arena.
+    /// Region of the target's arena.
     pub(in crate::rdma) region: Arc<MemoryRegion>,
     pub(in crate::rdma) address: u64,
     pub(in crate::rdma) remote_key: u32,
@@ -159,33 +160,33 @@ pub(in crate::rdma) struct Ends {
     pub(in crate::rdma) peer_first_packet: u32,
 }
 
-/// What the adapter reported.
+/// Outcome that the adapter reported.
 #[derive(Debug)]
-pub(in crate::rdma) enum Done<T> {
-    /// A batch that was read.
+pub(in crate::rdma) enum Completion<T> {
+    /// A batch was read.
     Batch(T, Vec<Target>),
-    /// A read failed, so nothing that is under way will succeed. Why, in the library's words.
+    /// A read failed, so no read in flight will succeed. With the status text of the library.
     Failed(String),
 }
 
-/// The tag of a batch that ended unfinished, and its targets if the adapter has let go of them.
+/// Tag of a batch that ended unfinished, and its targets if the adapter has released them.
 pub(in crate::rdma) type Ended<T> = (T, Vec<Target>);
 
-/// Reads that were posted together, and what they write to.
-struct Batch<T> {
+/// Reads that were posted together, and their targets.
+struct PostedReads<T> {
     id: u64,
     targets: Vec<Target>,
     _regions: Vec<Arc<MemoryRegion>>,
     tag: T,
 }
 
-/// One end of a connection, and the reads that are under way on it. Each batch of them has a tag.
+/// One end of a connection, and its reads in flight. Each batch of them has a tag.
 pub(in crate::rdma) struct QueuePair<T> {
-    /// Nothing once it is closed.
+    /// `None` once it is closed.
     raw: Option<NonNull<sys::ibv_qp>>,
     number: u32,
-    /// In the order they were posted, which is the order they end in.
-    in_flight: VecDeque<Batch<T>>,
+    /// In the order of posting, which is the order of completion.
+    in_flight: VecDeque<PostedReads<T>>,
     next_batch: u64,
     completions: Arc<CompletionQueue>,
     _domain: Arc<ProtectionDomain>,
@@ -194,17 +195,16 @@ pub(in crate::rdma) struct QueuePair<T> {
 // SAFETY: the library's functions may be called from any thread; everything else is `Send` if tags are.
 unsafe impl<T: Send> Send for QueuePair<T> {}
 
-/// How long the adapter waits for a reply, as the verbs number it: 4.096 microseconds times two to
-/// the sixteenth, so 0.27 s.
+/// Timeout of a reply in the numbering of the verbs: 4.096 microseconds times 2^16, so 0.27 s.
 const REPLY_TIMEOUT: u8 = 16;
-/// How often it asks again. One more is the most there is, and means forever to some adapters.
+/// Number of retries. 7, the maximum, means unlimited to some adapters.
 const RETRIES: u8 = 6;
 const HOPS_MAX: u8 = 64;
 
 impl<T> QueuePair<T> {
-    /// One with room for so many reads.
+    /// Creates a queue pair with room for `reads` reads.
     pub(in crate::rdma) fn new(domain: Arc<ProtectionDomain>, reads: u32) -> io::Result<Self> {
-        // Each read may end with a completion of its own when they fail.
+        // When reads fail, each may have its own completion.
         let completions = Arc::new(CompletionQueue::new(domain.context().clone(), reads)?);
         let mut wanted = sys::ibv_qp_init_attr {
             send_cq: completions.raw.as_ptr(),
@@ -219,11 +219,11 @@ impl<T> QueuePair<T> {
             },
             ..Default::default()
         };
-        // SAFETY: the domain and the completion queue are there and are held by what is returned; the
-        // function reads the structure, writes what it granted to it, and does not keep it.
+        // SAFETY: the domain and the completion queue exist and are held by the returned value; the
+        // function reads the structure, writes the granted values to it, and does not keep it.
         let raw = unsafe { sys::ibv_create_qp(domain.raw(), &raw mut wanted) };
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
-        // SAFETY: the queue pair was just made, and its number does not change.
+        // SAFETY: the queue pair was just created, and its number does not change.
         let number = unsafe { raw.as_ref().qp_num };
         Ok(Self {
             raw: Some(raw),
@@ -235,16 +235,16 @@ impl<T> QueuePair<T> {
         })
     }
 
-    /// Its number, by which the peer names it.
+    /// Number by which the peer names the queue pair.
     pub(in crate::rdma) fn number(&self) -> u32 {
         self.number
     }
 
-    /// What becomes readable when there is something to take. To be called in a Tokio runtime.
+    /// Descriptor that becomes readable when there are completions. Call it in a tokio runtime.
     pub(in crate::rdma) fn events(&self) -> io::Result<AsyncFd<Events>> {
         let events = Events(self.completions.clone());
-        // SAFETY: the descriptor is that of the channel, which never changes and stays open as long as
-        // `Events` holds the completion queue.
+        // SAFETY: the descriptor is that of the channel, which never changes and stays open as long
+        // as `Events` holds the completion queue.
         let registered = unsafe { AsyncFd::register_with_interest(events, Interest::READABLE) };
         registered.map_err(|error| error.into_parts().1)
     }
@@ -253,7 +253,7 @@ impl<T> QueuePair<T> {
         self.raw.is_none()
     }
 
-    /// Connects to the peer, whose reads are served from now on.
+    /// Connects to the peer, whose reads are served from then on.
     pub(in crate::rdma) fn connect(&mut self, ends: Ends) -> io::Result<()> {
         let mut attributes = sys::ibv_qp_attr {
             qp_state: sys::ibv_qp_state::IBV_QPS_INIT,
@@ -310,16 +310,16 @@ impl<T> QueuePair<T> {
 
     fn modify(&mut self, attributes: &mut sys::ibv_qp_attr, mask: Mask) -> io::Result<()> {
         let raw = self.raw.ok_or(io::ErrorKind::NotConnected)?;
-        // SAFETY: the queue pair is there, and the function reads the structure while it runs.
+        // SAFETY: the queue pair exists, and the function reads the structure only during the call.
         check(unsafe { sys::ibv_modify_qp(raw.as_ptr(), attributes, mask.0.cast_signed()) })
     }
 
-    /// Begins to read a batch, in pieces of at most `piece_bytes_max`. Only the last piece is reported
-    /// when it is done. Returns how many pieces there are.
+    /// Starts to read a batch, in pieces of at most `piece_bytes_max`. Only the completion of the
+    /// last piece is reported. Returns the number of pieces.
     ///
     /// # Errors
-    /// When the adapter does not take all of them. The queue pair is closed then, and everything that was
-    /// under way comes back, this batch being the last.
+    /// If the adapter does not accept all of them. The queue pair is closed then, and all batches
+    /// in flight are returned, this one last.
     pub(in crate::rdma) fn read(
         &mut self,
         reads: Vec<Read>,
@@ -335,7 +335,7 @@ impl<T> QueuePair<T> {
         let (mut pieces, mut requests) = pieces_of(&reads, piece_bytes_max, id);
         let count = requests.len();
         assert!(count > 0, "a batch has something to read");
-        let mut batch = Batch { id, targets: Vec::new(), _regions: Vec::new(), tag };
+        let mut batch = PostedReads { id, targets: Vec::new(), _regions: Vec::new(), tag };
         for read in reads {
             batch.targets.push(read.target);
             if !batch._regions.iter().any(|region| Arc::ptr_eq(region, &read.region)) {
@@ -346,12 +346,12 @@ impl<T> QueuePair<T> {
 
         chain(&mut pieces, &mut requests);
         let mut refused = std::ptr::null_mut();
-        // SAFETY: the queue pair and its context's table of functions are there. The requests form a list
-        // that ends, each with one piece; list and pieces live until the function has returned, which
-        // has copied them. What the pieces point to is memory of targets that `in_flight` owns, in regions
-        // that it holds; they are taken from it only when the adapter has reported them done (`poll`) or the queue
-        // pair is destroyed (`close`). So nobody else reads or writes that memory while the adapter
-        // may write to it.
+        // SAFETY: the queue pair and its context's table of functions exist. The requests form a
+        // terminated list, each with one piece; list and pieces live until the function has
+        // returned, which has copied them. The pieces point to memory of targets that `in_flight`
+        // owns, in regions that it holds; they are removed only when the adapter has reported them
+        // done (`poll`) or the queue pair is destroyed (`close`). So nothing else reads or writes
+        // that memory while the adapter may write to it.
         let posted = check(unsafe {
             let post = (*raw.as_ref().context).ops.post_send;
             post.expect("every driver has it")(
@@ -360,13 +360,15 @@ impl<T> QueuePair<T> {
                 &raw mut refused,
             )
         });
-        // Those before the refused one are under way, and none of them would be reported.
+        // Requests before the refused one are in flight, and their completion would not be
+        // reported.
         posted.map_err(|error| (error, self.close()))?;
         Ok(count)
     }
 
-    /// Takes what the completion queue's descriptor has to tell, and asks to be told of the next
-    /// completion. Whether there was anything. What is polled afterwards was not yet told of.
+    /// Takes all events of the completion queue's descriptor, and requests a notification of the
+    /// next completion. Returns whether there were any. Completions polled afterwards were not yet
+    /// announced.
     pub(in crate::rdma) fn woken(&mut self) -> io::Result<bool> {
         let mut was_woken = false;
         while self.completions.take_event()? {
@@ -378,8 +380,8 @@ impl<T> QueuePair<T> {
         Ok(was_woken)
     }
 
-    /// What is done, and by how many completions the adapter said so.
-    pub(in crate::rdma) fn poll(&mut self) -> io::Result<(usize, Vec<Done<T>>)> {
+    /// Returns finished batches, and the number of completions taken.
+    pub(in crate::rdma) fn poll(&mut self) -> io::Result<(usize, Vec<Completion<T>>)> {
         let (mut completions, mut done) = (0, Vec::new());
         let mut found = [sys::ibv_wc::default(); 16];
         loop {
@@ -387,15 +389,16 @@ impl<T> QueuePair<T> {
             completions += count;
             for completion in &found[..count] {
                 if let Some((status, vendor)) = completion.error() {
-                    done.push(Done::Failed(describe(status, vendor)));
+                    done.push(Completion::Failed(describe(status, vendor)));
                     return Ok((completions, done));
                 }
-                // A connection's requests end in the order they were posted. So when the last one of a
-                // batch has, all of it has, and the adapter touches its memory no more.
+                // Requests of a connection complete in the order of posting. So when the last one
+                // of a batch has completed, all of it has, and the adapter no longer touches its
+                // memory.
                 let last = completion.wr_id();
                 while self.in_flight.front().is_some_and(|batch| batch.id <= last) {
                     let batch = self.in_flight.pop_front().expect("it was just seen");
-                    done.push(Done::Batch(batch.tag, batch.targets));
+                    done.push(Completion::Batch(batch.tag, batch.targets));
                 }
             }
             if count < found.len() {
@@ -404,23 +407,23 @@ impl<T> QueuePair<T> {
         }
     }
 
-    /// Ends the connection: nothing is read any more, by either side. Returns what was under way, with the
-    /// targets if the adapter has let go of them.
+    /// Ends the connection: neither side reads any more. Returns the batches in flight, with the
+    /// targets if the adapter has released them.
     pub(in crate::rdma) fn close(&mut self) -> Vec<Ended<T>> {
         let Some(raw) = self.raw.take() else { return Vec::new() };
-        // SAFETY: the queue pair is there and is destroyed once, since `raw` is taken. What it belongs to
-        // is held by `self`.
+        // SAFETY: the queue pair exists and is destroyed once, since `raw` is taken. `self` holds
+        // the objects that it belongs to.
         let destroyed = check(unsafe { sys::ibv_destroy_qp(raw.as_ptr()) });
         if let Err(error) = &destroyed {
             tracing::error!(%error, "an RDMA queue pair could not be destroyed; its pages are lost");
-            // The adapter uses everything that the queue pair belongs to.
+            // The adapter still uses everything that the queue pair belongs to.
             std::mem::forget((self.completions.clone(), self._domain.clone()));
         }
-        let end = |Batch { targets, _regions, tag, .. }| {
+        let end = |PostedReads { targets, _regions, tag, .. }| {
             if destroyed.is_ok() {
                 return (tag, targets);
             }
-            // The adapter may yet write to the targets.
+            // The adapter may still write to the targets.
             std::mem::forget((targets, _regions));
             (tag, Vec::new())
         };
@@ -440,7 +443,7 @@ impl<T> fmt::Debug for QueuePair<T> {
     }
 }
 
-/// The pieces that reads consist of, and a request for each. They are not yet connected.
+/// Pieces of the reads, and one unlinked request per piece.
 fn pieces_of(
     reads: &[Read],
     piece_bytes_max: usize,
@@ -471,7 +474,7 @@ fn pieces_of(
     (pieces, requests)
 }
 
-/// Gives each request its piece and its successor, and the last one the duty to report.
+/// Links each request to its piece and its successor, and requests the completion of the last one.
 fn chain(pieces: &mut [sys::ibv_sge], requests: &mut [sys::ibv_send_wr]) {
     let mut next = std::ptr::null_mut();
     let mut flags = sys::ibv_send_flags::IBV_SEND_SIGNALED.0;

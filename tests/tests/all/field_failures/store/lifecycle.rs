@@ -4,11 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use terrace_l3::{
-    ExistsOptions, ObjectId, Place, Presence, PutOptions, ReleaseConfig, ReleaseStats, Releases,
-    Removal, Served, Store, StoreError, Stored,
+    ExistsOptions, ObjectId, Place, Presence, PutOptions, Removal, Served, Store, StoreError,
+    Stored,
 };
 use terrace_l3_disk::{Direction, PromotionConfig, PromotionStats, TieredStore};
-use terrace_tests::l3::faulty::{Call, Fault, FaultyStore};
 use terrace_tests::l3::gated::Gate;
 use terrace_tests::l3::objects::{HARD, page};
 use tokio::time::{Instant, sleep};
@@ -52,9 +51,17 @@ impl Bench<TieredStore> {
     }
 }
 
-/// Freed objects lingered until their lease ended, so that memory held what was in flight and five
-/// minutes of what was not, and eviction then took what was in use. Here a release removes at once,
-/// whatever the leases say: memory follows concurrency, not the lease time.
+impl<S: Store> Bench<S> {
+    /// Removes objects for good, whatever pins and leases they have.
+    async fn free(&self, ids: &[ObjectId]) {
+        let removed = self.store.remove(ids, Removal::Final).await;
+        assert!(removed.iter().all(Result::is_ok), "{removed:?}");
+    }
+}
+
+/// Freed objects stayed until their lease ended, so memory held five minutes of consumed objects and
+/// eviction then took objects in use. Here a final removal frees at once, whatever the leases say:
+/// memory use follows concurrency, not the lease duration.
 #[tokio::test(start_paused = true)]
 async fn f33_memory_follows_concurrency_and_not_the_lease_time() {
     let short = most_resident_objects(5_000).await;
@@ -65,13 +72,10 @@ async fn f33_memory_follows_concurrency_and_not_the_lease_time() {
 
 const IN_FLIGHT: u64 = 6;
 
-/// Objects are put, found, read and released, one each 100 ms, a few in flight at a time; none is ever
-/// lost before its release. Answers the most that were resident at once.
+/// Objects are put, found, read and removed, one each 100 ms, a few in flight at a time; none is ever
+/// lost before its removal. Answers the most that were resident at once.
 async fn most_resident_objects(lease_ttl_ms: u64) -> u64 {
-    let bench = Bench::new(
-        Releases::new(Arc::new(memory_store(16, lease_ttl_ms)), ReleaseConfig::default()),
-        None,
-    );
+    let bench = Bench::new(memory_store(16, lease_ttl_ms), None);
     let resident = || bench.store.stats().memory.unwrap().resident_bytes / BYTES as u64;
     let pinned = PutOptions { pin: Some(HARD), durable: false };
     let mut most = 0;
@@ -83,68 +87,15 @@ async fn most_resident_objects(lease_ttl_ms: u64) -> u64 {
             let found = bench.store.exists(&[consumed], LEASE).await;
             assert_eq!(found, [Ok(Presence::Present(Place::Memory))]);
             bench.get(consumed).await.expect("what is in use stays");
-            bench.store.release(vec![consumed]).await;
+            bench.free(&[consumed]).await;
         }
     }
     let stats = bench.store.stats();
     assert!(stats.memory.unwrap().leases > 0, "leases were granted");
-    assert_eq!((stats.memory.unwrap().evicted, stats.release.unwrap().parked), (0, 0));
-    bench.store.release((300 - IN_FLIGHT..300).map(page).collect()).await;
+    assert_eq!(stats.memory.unwrap().evicted, 0);
+    bench.free(&pages(300)[(300 - IN_FLIGHT) as usize..]).await;
     assert_eq!(resident(), 0);
     most
-}
-
-/// A released object could still be had while its lease lasted. Here it cannot from the call on, even
-/// if the store inside has not got to it, and although its lease lasts.
-#[tokio::test(start_paused = true)]
-async fn f34_a_released_object_cannot_be_had() {
-    let faulty = Arc::new(FaultyStore::new(Arc::new(memory_store(16, 300_000))));
-    let bench = Bench::new(Releases::new(faulty.clone(), ReleaseConfig::default()), None);
-    bench.put(page(0)).await;
-    bench.put(page(1)).await;
-    bench.store.exists(&[page(0), page(1)], LEASE).await;
-    faulty.set(Call::Remove, Some(Fault::BeginsLate));
-    let release = bench.store.release(vec![page(0)]);
-    let (gone, there) = (bench.get(page(0)).await, bench.get(page(1)).await);
-    assert_eq!(gone, Err(StoreError::Missing));
-    there.expect("another object");
-    assert!(!bench.is_present(page(0)).await);
-    assert_eq!(bench.store.pin(&[page(0)], HARD).await, [Err(StoreError::Missing)]);
-    assert!(faulty.exists(&[page(0)], LEASE).await[0].as_ref().unwrap().is_present());
-    faulty.set(Call::Remove, None);
-    release.await;
-    assert!(!faulty.exists(&[page(0)], LEASE).await[0].as_ref().unwrap().is_present());
-    assert_eq!(bench.get(page(0)).await, Err(StoreError::Missing));
-    // Whoever puts it again has it again.
-    bench.put(page(0)).await;
-    bench.get(page(0)).await.unwrap();
-}
-
-/// A removal failed and the object was never freed. Here it is parked and tried again until the store
-/// has removed it.
-#[tokio::test(start_paused = true)]
-async fn f35_a_removal_that_fails_is_tried_again() {
-    let memory = Arc::new(memory_store(16, 300_000));
-    let faulty = Arc::new(FaultyStore::new(memory.clone()));
-    let bench = Bench::new(Releases::new(faulty.clone(), ReleaseConfig::default()), None);
-    let pinned = PutOptions { pin: Some(HARD), durable: false };
-    for id in pages(8) {
-        assert_eq!(bench.put_with(id, pinned).await, Ok(Stored::New));
-    }
-    faulty.set(Call::Remove, Some(Fault::Fails));
-    bench.store.release(pages(8)).await;
-    let stats = || bench.store.stats().release.unwrap();
-    assert_eq!((stats().released, stats().parked), (8, 8));
-    assert_eq!(bench.get(page(3)).await, Err(StoreError::Missing));
-    sleep(Duration::from_secs(60)).await;
-    assert_eq!(stats().parked, 8);
-    let tries = faulty.calls(Call::Remove);
-    assert!((3..=20).contains(&tries), "again and again, less and less often: {tries}");
-    faulty.set(Call::Remove, None);
-    sleep(Duration::from_secs(60)).await;
-    assert_eq!(memory.stats().memory.unwrap().resident_bytes, 0);
-    let ReleaseStats { parked, recovered, .. } = stats();
-    assert_eq!((parked, recovered), (0, 8));
 }
 
 /// A prefetch whose task could not be started stayed 'triggered' until its time was up: nobody tried

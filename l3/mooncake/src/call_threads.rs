@@ -8,44 +8,44 @@ use parking_lot::{Condvar, Mutex};
 use terrace_l3::backend::InFlight;
 use tokio::sync::oneshot;
 
-/// Threads with a queue. Dropping it lets the threads go when they have done what they are at.
-pub(crate) struct Crew<W> {
-    queue: Arc<Queue<W>>,
+/// Threads with a queue. Dropping it ends the threads after their current jobs.
+pub(crate) struct CallThreads<W> {
+    queue: Arc<JobQueue<W>>,
 }
 
 type Job<W> = Box<dyn FnOnce(&mut W) + Send>;
 
-struct Queue<W> {
-    waiting: Mutex<Waiting<W>>,
-    /// What wakes each of the threads.
-    bells: Vec<Condvar>,
+struct JobQueue<W> {
+    waiting: Mutex<QueueState<W>>,
+    /// One condition variable per thread.
+    wakeups: Vec<Condvar>,
     jobs: InFlight,
 }
 
-struct Waiting<W> {
+struct QueueState<W> {
     jobs: VecDeque<Job<W>>,
     jobs_max: usize,
-    /// The threads without a job. The last to end one is the first to get one: what it needs is still in
-    /// the processor's cache, and the library's connections that it used are still warm.
+    /// Idle threads, most recently used last. That one gets the next job: its data is still in the
+    /// processor's cache, and the library's connections that it used are warm.
     idle: Vec<usize>,
     closed: bool,
 }
 
-/// There are too many calls in the queue, or no more are taken.
+/// Reason why a job is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
     QueueFull,
     Closed,
 }
 
-impl<W: Send + 'static> Crew<W> {
-    /// A thread for each worker, and room for so many jobs that wait for one.
+impl<W: Send + 'static> CallThreads<W> {
+    /// Starts one thread per worker, with a queue of up to `jobs_max` jobs.
     pub(crate) fn new(workers: Vec<W>, jobs_max: usize) -> std::io::Result<Self> {
         let idle = Vec::with_capacity(workers.len());
-        let waiting = Waiting { jobs: VecDeque::new(), jobs_max, idle, closed: false };
-        let queue = Arc::new(Queue {
+        let waiting = QueueState { jobs: VecDeque::new(), jobs_max, idle, closed: false };
+        let queue = Arc::new(JobQueue {
             waiting: Mutex::new(waiting),
-            bells: workers.iter().map(|_| Condvar::new()).collect(),
+            wakeups: workers.iter().map(|_| Condvar::new()).collect(),
             jobs: InFlight::default(),
         });
         let crew = Self { queue };
@@ -59,8 +59,8 @@ impl<W: Send + 'static> Crew<W> {
         Ok(crew)
     }
 
-    /// Has a thread do the job, and answers what it comes to. Whoever stops waiting changes nothing
-    /// for the job.
+    /// Queues a job and returns the receiver of its result. Dropping the receiver does not cancel
+    /// the job.
     pub(crate) fn start<T: Send + 'static>(
         &self,
         job: impl FnOnce(&mut W) -> T + Send + 'static,
@@ -78,53 +78,53 @@ impl<W: Send + 'static> Crew<W> {
         let idle = waiting.idle.pop();
         drop(waiting);
         if let Some(number) = idle {
-            self.queue.bells[number].notify_one();
+            self.queue.wakeups[number].notify_one();
         }
         Ok(receiver)
     }
 
-    /// Takes no more jobs, drops those that have not begun and waits for the others.
+    /// Refuses further jobs, drops queued ones and waits for the others.
     pub(crate) async fn close(&self) {
         let given_up = {
             let mut waiting = self.queue.waiting.lock();
             waiting.closed = true;
             std::mem::take(&mut waiting.jobs)
         };
-        // They own pages, whose return may wake others.
+        // Outside the lock: they own pages, whose return may wake other tasks.
         drop(given_up);
-        self.queue.ring_all();
+        self.queue.wake_all();
         self.queue.jobs.none().await;
     }
 }
 
-impl<W> Crew<W> {
-    /// How many threads wait for a job.
+impl<W> CallThreads<W> {
+    /// Number of idle threads.
     pub(crate) fn idle(&self) -> usize {
         self.queue.waiting.lock().idle.len()
     }
 
-    /// How many jobs wait for a thread.
+    /// Number of queued jobs.
     pub(crate) fn waiting(&self) -> usize {
         self.queue.waiting.lock().jobs.len()
     }
 }
 
-impl<W> Drop for Crew<W> {
+impl<W> Drop for CallThreads<W> {
     fn drop(&mut self) {
         self.queue.waiting.lock().closed = true;
-        self.queue.ring_all();
+        self.queue.wake_all();
     }
 }
 
-impl<W> fmt::Debug for Crew<W> {
+impl<W> fmt::Debug for CallThreads<W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Crew with {} jobs waiting", self.waiting())
     }
 }
 
-impl<W> Queue<W> {
-    fn ring_all(&self) {
-        for bell in &self.bells {
+impl<W> JobQueue<W> {
+    fn wake_all(&self) {
+        for bell in &self.wakeups {
             bell.notify_one();
         }
     }
@@ -140,10 +140,10 @@ impl<W> Queue<W> {
                     return;
                 }
                 waiting.idle.push(number);
-                self.bells[number].wait(&mut waiting);
+                self.wakeups[number].wait(&mut waiting);
                 waiting.idle.retain(|idle| *idle != number);
             };
-            // It ends even if the job panics and takes this thread with it.
+            // Dropped even if the job panics and ends this thread.
             let _under_way = self.jobs.begin();
             drop(waiting);
             job(worker);
@@ -157,8 +157,8 @@ mod tests {
     use std::sync::mpsc;
 
     #[tokio::test]
-    async fn so_many_jobs_wait_and_no_more() {
-        let crew = Crew::new(vec![()], 1).unwrap();
+    async fn the_queue_is_limited() {
+        let crew = CallThreads::new(vec![()], 1).unwrap();
         let (release, gate) = mpsc::channel::<()>();
         let (started, begun) = mpsc::channel::<()>();
         let first = crew.start(move |()| {
@@ -174,8 +174,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_last_to_end_a_job_gets_the_next() {
-        let crew = Crew::new(vec![0, 1, 2, 3], 8).unwrap();
+    async fn the_most_recently_used_thread_gets_the_next_job() {
+        let crew = CallThreads::new(vec![0, 1, 2, 3], 8).unwrap();
         let all_are_idle = || crew.queue.waiting.lock().idle.len() == 4;
         let mut last = None;
         for _ in 0..100 {
@@ -188,8 +188,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn closing_waits_for_what_has_begun_and_drops_the_rest() {
-        let crew = Arc::new(Crew::new(vec![()], 8).unwrap());
+    async fn closing_waits_for_running_jobs_and_drops_the_rest() {
+        let crew = Arc::new(CallThreads::new(vec![()], 8).unwrap());
         let (release, gate) = mpsc::channel::<()>();
         let (started, begun) = mpsc::channel::<()>();
         let first = crew.start(move |()| {

@@ -1,8 +1,8 @@
-//! The door of a node: connections that have proved nothing yet.
+//! Admission of unauthenticated connections.
 //!
-//! A handshake takes a moment. When all places are taken, whoever has stood there longest gives way to the
-//! newcomer, of those from the address that has the most: so silent ones keep out neither others nor those who
-//! come from the same machine.
+//! A handshake is short. When all places are taken, a new connection displaces the oldest one from
+//! the address with the most connections. So silent connections block neither other addresses nor
+//! other clients on the same machine.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,41 +15,41 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 #[derive(Debug)]
-pub(super) struct Door {
+pub(super) struct HandshakeGate {
     places: usize,
-    strangers: Mutex<Strangers>,
+    strangers: Mutex<Unauthenticated>,
 }
 
 #[derive(Debug, Default)]
-struct Strangers {
+struct Unauthenticated {
     next: u64,
-    /// In the order in which they came: from where, and how they are told to go.
+    /// In order of arrival: the origin, and the sender that tells the connection to close.
     here: BTreeMap<u64, (IpAddr, oneshot::Sender<()>)>,
 }
 
-/// A place at the door.
+/// Place of an unauthenticated connection.
 #[derive(Debug)]
-pub(super) struct Place {
-    door: Arc<Door>,
+pub(super) struct HandshakeSlot {
+    door: Arc<HandshakeGate>,
     number: u64,
     told: oneshot::Receiver<()>,
 }
 
-impl Door {
-    /// A door with so many places, at least one.
+impl HandshakeGate {
+    /// Creates a gate with `places` places, at least one.
     pub(super) fn new(places: usize) -> Arc<Self> {
         Arc::new(Self { places: places.max(1), strangers: Mutex::default() })
     }
 
-    /// Takes a place, which may be somebody else's.
-    pub(super) fn enter(self: &Arc<Self>, address: IpAddr) -> Place {
+    /// Takes a place, possibly that of another connection.
+    pub(super) fn enter(self: &Arc<Self>, address: IpAddr) -> HandshakeSlot {
         let origin = origin(address);
         let (tell, told) = oneshot::channel();
         let mut strangers = self.strangers.lock();
         if strangers.here.len() >= self.places {
-            let last = strangers.longest_of_the_most();
+            let last = strangers.oldest_of_largest_origin();
             if let Some((_, tell)) = last.and_then(|last| strangers.here.remove(&last)) {
-                // Whoever does not listen any more has gone already.
+                // The other connection may have ended already.
                 let _ = tell.send(());
             }
         }
@@ -57,13 +57,13 @@ impl Door {
         strangers.next += 1;
         strangers.here.insert(number, (origin, tell));
         drop(strangers);
-        Place { door: self.clone(), number, told }
+        HandshakeSlot { door: self.clone(), number, told }
     }
 }
 
-impl Strangers {
-    /// Who has stood here longest, of those from the address that has the most.
-    fn longest_of_the_most(&self) -> Option<u64> {
+impl Unauthenticated {
+    /// Oldest connection from the origin with the most connections.
+    fn oldest_of_largest_origin(&self) -> Option<u64> {
         let mut origins: BTreeMap<IpAddr, (usize, u64)> = BTreeMap::new();
         for (number, (origin, _)) in &self.here {
             origins.entry(*origin).or_insert((0, *number)).0 += 1;
@@ -73,21 +73,21 @@ impl Strangers {
     }
 }
 
-impl Place {
-    /// Comes when the place is another's.
+impl HandshakeSlot {
+    /// Resolves when the place was given to another connection.
     pub(super) async fn lost(&mut self) {
-        // The door drops no sender without a word while this is there.
+        // The sender is dropped without a message only after this place.
         let _ = (&mut self.told).await;
     }
 }
 
-impl Drop for Place {
+impl Drop for HandshakeSlot {
     fn drop(&mut self) {
         self.door.strangers.lock().here.remove(&self.number);
     }
 }
 
-/// Where somebody comes from: a machine has one address, or a whole network of the sixth version.
+/// Origin of a connection: an IPv4 address, or a whole IPv6 network.
 fn origin(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
@@ -95,14 +95,14 @@ fn origin(address: IpAddr) -> IpAddr {
     }
 }
 
-/// A warning that strangers can cause, and so is given now and then only.
+/// A rate-limited warning, for events that unauthenticated peers can cause.
 #[derive(Debug, Default)]
-pub(super) struct SparingWarning {
+pub(super) struct RateLimitedWarning {
     unsaid: Mutex<(Option<Instant>, u64)>,
 }
 
-impl SparingWarning {
-    /// Says it, unless it was said a moment ago.
+impl RateLimitedWarning {
+    /// Logs the warning, unless one was logged recently.
     pub(super) fn say(&self, what: fmt::Arguments<'_>) {
         const PAUSE: Duration = Duration::from_secs(5);
         let now = Instant::now();
@@ -124,13 +124,13 @@ impl SparingWarning {
 mod tests {
     use super::*;
 
-    fn is_lost(place: &mut Place) -> bool {
+    fn is_lost(place: &mut HandshakeSlot) -> bool {
         place.told.try_recv().is_ok()
     }
 
     #[test]
-    fn the_longest_of_the_most_gives_way() {
-        let door = Door::new(4);
+    fn the_oldest_of_the_largest_origin_is_displaced() {
+        let door = HandshakeGate::new(4);
         let enter = |address: &str| door.enter(address.parse().unwrap());
         let mut alone = enter("10.0.0.1");
         let mut crowd = ["10.0.0.2", "10.0.0.2", "10.0.0.2"].map(enter);
@@ -139,20 +139,20 @@ mod tests {
         let _new = enter("10.0.0.2");
         assert_eq!(crowd.each_mut().map(is_lost), [false, true, false], "each is told once");
         assert!(!is_lost(&mut alone) && !is_lost(&mut other));
-        // One that has gone leaves its place.
+        // A connection that ends frees its place.
         drop(alone);
         let _another = enter("10.0.0.4");
         assert!(!is_lost(&mut crowd[2]) && !is_lost(&mut other));
     }
 
     #[test]
-    fn a_network_of_the_sixth_version_counts_as_one() {
-        let door = Door::new(2);
+    fn an_ipv6_network_counts_as_one() {
+        let door = HandshakeGate::new(2);
         let enter = |address: &str| door.enter(address.parse().unwrap());
         let mut alone = enter("::ffff:10.0.0.1");
         let mut one = enter("fd00::1");
         let _other = enter("fd00::2");
-        assert!(is_lost(&mut alone), "of as many, the first");
+        assert!(is_lost(&mut alone), "the first of equals");
         let _third = enter("fd00::3");
         assert!(is_lost(&mut one));
     }

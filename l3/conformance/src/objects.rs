@@ -1,4 +1,4 @@
-//! Objects whose bytes are a function of their name, so that any wrong byte is noticed.
+//! Objects whose bytes are a function of their id, so that any wrong byte is detected.
 
 use std::num::NonZeroU64;
 
@@ -8,13 +8,13 @@ use terrace_l3::{
     Stored,
 };
 
-/// The hard pin of the only owner in most tests.
+/// Hard pin of the only owner in most tests.
 pub const HARD: Pin = Pin::Hard(Owner(NonZeroU64::MIN));
 
-/// That of another.
+/// Hard pin of another owner.
 pub const HARD_OF_ANOTHER: Pin = Pin::Hard(Owner(NonZeroU64::MAX));
 
-/// A page of some namespace.
+/// Id of a page by number.
 #[must_use]
 pub fn page(number: u64) -> ObjectId {
     ObjectId::page(PageKey(0x7e44ace), PageKey(spread(number)))
@@ -30,7 +30,7 @@ pub fn fill(id: &ObjectId, bytes: &mut [u8]) {
     }
 }
 
-/// Whether these are the bytes that belong to `id`.
+/// Returns true if these are the bytes that belong to `id`.
 #[must_use]
 pub fn is_right(id: &ObjectId, bytes: &[u8]) -> bool {
     let mut expected = vec![0; bytes.len()];
@@ -41,7 +41,7 @@ pub fn is_right(id: &ObjectId, bytes: &[u8]) -> bool {
 /// Stores `id` with its bytes, from page 0 of the arena.
 ///
 /// # Errors
-/// What the store says.
+/// As returned by the store.
 pub async fn put(
     store: &dyn Store,
     arena: &Arena,
@@ -57,10 +57,10 @@ pub async fn put(
 /// Reads `id` into page 1 of the arena and checks its bytes.
 ///
 /// # Errors
-/// What the store says.
+/// As returned by the store.
 ///
 /// # Panics
-/// When the store answers wrong bytes.
+/// If the store returns wrong bytes.
 pub async fn get(
     store: &dyn Store,
     arena: &Arena,

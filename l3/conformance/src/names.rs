@@ -1,13 +1,13 @@
-//! What a name means: namespaces, keys and generations.
+//! Ids: namespaces, keys and generations.
 
 use terrace_cache::{PageKey, PrefixDigest};
 use terrace_l3::{GetOptions, Mismatch, ObjectId, Put, PutOptions, Removal, StoreError, Stored};
 
 use super::Bench;
-use crate::l3::objects::{HARD, page};
+use crate::objects::{HARD, page};
 
-/// Pages are named by their content, so whoever puts a name again brings the same bytes; if it does
-/// not, the first ones count.
+/// Pages are named by their content, so a second put of an id has the same bytes. If it does not,
+/// the first ones stay.
 pub(super) async fn a_second_put_keeps_the_first_bytes(bench: Bench) {
     bench.put(0).await;
     for length in [bench.max(), 10] {
@@ -21,7 +21,7 @@ pub(super) async fn a_second_put_keeps_the_first_bytes(bench: Bench) {
 }
 
 /// Keys that agree in a half or in their hash, and equal keys of different namespaces: F10, F11.
-pub(super) async fn objects_whose_names_differ_at_all_are_different(bench: Bench) {
+pub(super) async fn different_ids_are_different_objects(bench: Bench) {
     let low = 0x0123_4567_89AB_CDEF_u64;
     // These two mix to the same hash.
     let keys = [u128::from(low), u128::from(low.rotate_left(32)) << 64];
@@ -45,7 +45,7 @@ pub(super) async fn objects_whose_names_differ_at_all_are_different(bench: Bench
     bench.get_id(ids[0], bench.max()).await.unwrap();
 }
 
-/// At once and for good: what is lower is refused as long as something higher is there.
+/// Takes effect at once and for good: a lower generation is refused while a higher one exists.
 pub(super) async fn a_higher_generation_replaces_lower_ones(bench: Bench) {
     let generation = |number| page(0).with_generation(number);
     for number in [0, 1, 5, u64::MAX] {
@@ -61,7 +61,8 @@ pub(super) async fn a_higher_generation_replaces_lower_ones(bench: Bench) {
         }
     }
     bench.assert_empties(&[generation(u64::MAX)]).await;
-    // In one batch the order counts; the higher one may still be on its way when the lower comes.
+    // Within a batch the order counts; the higher one may still be in flight when the lower one is
+    // handled.
     let ids = [generation(1), generation(3), generation(2)];
     let puts = (0..3).map(|number| bench.put_of(number, ids[number as usize], 100)).collect();
     let stored = bench.store().put_from(puts, PutOptions::default()).await;
@@ -73,8 +74,8 @@ pub(super) async fn a_higher_generation_replaces_lower_ones(bench: Bench) {
     bench.assert_empties(&ids).await;
 }
 
-/// Neither a get nor a pin nor a removal means any other.
-pub(super) async fn a_name_means_exactly_its_generation(bench: Bench) {
+/// Gets, pins and removals affect no other generation.
+pub(super) async fn an_id_means_exactly_its_generation(bench: Bench) {
     let generation = |number| page(0).with_generation(number);
     assert_eq!(bench.put_id(generation(4)).await, Ok(Stored::New));
     for other in [0, 3, 5].map(generation) {
@@ -100,13 +101,14 @@ async fn get_with(bench: &Bench, number: u128) -> Result<(), StoreError> {
     bench.store().get_into(vec![get], GetOptions::default()).await.remove(0).map(drop)
 }
 
-/// Page keys can be made to collide. A page of other tokens under the same key is found unsound and removed, so that
-/// the one that is wanted can be stored: F84.
-pub(super) async fn a_page_is_had_with_its_own_prefix_only(bench: Bench) {
+/// Page keys can be made to collide. A page of other tokens under the same key is detected and
+/// removed, so that the wanted one can be stored: F84.
+pub(super) async fn a_page_is_read_with_its_own_prefix_only(bench: Bench) {
     let put = async |number| {
         let put = bench.put_of(0, page(0), bench.max()).with_prefix(prefix(number));
         let stored = bench.store().put_from(vec![put], PutOptions::default()).await.remove(0);
-        // What is still on its way from tier to tier is missing in the one that it has not reached.
+        // An object that is still moving between tiers is missing in the tier that it has not
+        // reached.
         bench.store().flush().await.expect("it works");
         stored
     };
@@ -121,8 +123,8 @@ pub(super) async fn a_page_is_had_with_its_own_prefix_only(bench: Bench) {
     assert_eq!(get_with(&bench, 1).await, unsound);
 }
 
-/// It may have been stored by a version that did not have prefixes, for any tokens.
-pub(super) async fn a_page_without_a_prefix_is_none_of_those_with_one(bench: Bench) {
+/// It may have been stored by a version without prefixes, for any tokens.
+pub(super) async fn a_page_without_a_prefix_matches_no_prefix(bench: Bench) {
     bench.put(0).await;
     bench.store().flush().await.expect("it works");
     assert_eq!(get_with(&bench, 1).await, Err(StoreError::Corrupt(Mismatch::Prefix)));

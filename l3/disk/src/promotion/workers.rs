@@ -1,4 +1,4 @@
-//! Those who carry promotions out: a bounded number of tasks that exist only while there is work.
+//! Workers that perform promotions: a bounded number of tasks that exist only while there is work.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -8,19 +8,20 @@ use std::sync::Arc;
 
 use tokio::runtime::Handle;
 
-use super::Ticket;
+use super::PromotionTicket;
 use terrace_l3::backend::{InFlight, Mutex, Ticket as UnderWay};
 
-/// Workers and the tickets that wait for them. Clones are the same crew.
+/// Workers and their queue of tickets. Clones share them.
 #[derive(Clone)]
-pub(crate) struct Crew {
-    shared: Arc<Shared>,
+pub(crate) struct PromotionWorkers {
+    shared: Arc<WorkerPool>,
 }
 
-type Job = dyn Fn(Ticket) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync;
+type PromotionJob =
+    dyn Fn(PromotionTicket) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync;
 
-struct Shared {
-    job: Box<Job>,
+struct WorkerPool {
+    job: Box<PromotionJob>,
     workers_max: usize,
     roster: Mutex<Roster>,
     shifts: InFlight,
@@ -28,19 +29,22 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Roster {
-    /// As long as the board lets it be.
-    queue: VecDeque<Ticket>,
+    /// Bounded by the board.
+    queue: VecDeque<PromotionTicket>,
     workers: usize,
     closed: bool,
 }
 
-impl Crew {
-    /// A crew that does `job` with each ticket, at most `workers` at a time.
-    pub(crate) fn new<F>(workers: u32, job: impl Fn(Ticket) -> F + Send + Sync + 'static) -> Self
+impl PromotionWorkers {
+    /// Creates workers that call `job` with each ticket, at most `workers` at a time.
+    pub(crate) fn new<F>(
+        workers: u32,
+        job: impl Fn(PromotionTicket) -> F + Send + Sync + 'static,
+    ) -> Self
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        let shared = Shared {
+        let shared = WorkerPool {
             job: Box::new(move |ticket| Box::pin(job(ticket))),
             workers_max: workers.max(1) as usize,
             roster: Mutex::new(Roster::default()),
@@ -49,9 +53,9 @@ impl Crew {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Takes up the tickets, one after the other as workers are free, without waiting for any of it.
-    /// Without a runtime to work on, or after [`Crew::stop`], they have failed.
-    pub(crate) fn take_up(&self, tickets: Vec<Ticket>) {
+    /// Queues tickets for the workers and returns at once. Without a runtime, or after
+    /// [`PromotionWorkers::stop`], the tickets fail.
+    pub(crate) fn enqueue(&self, tickets: Vec<PromotionTicket>) {
         let Ok(runtime) = Handle::try_current() else { return };
         let mut shifts = Vec::new();
         {
@@ -72,7 +76,7 @@ impl Crew {
         }
     }
 
-    /// Fails what waits, waits for what is under way, and takes up nothing more.
+    /// Fails queued tickets, waits for running promotions, and refuses further ones.
     pub(crate) async fn stop(&self) {
         let unbegun = {
             let mut roster = self.shared.roster.lock();
@@ -84,7 +88,7 @@ impl Crew {
     }
 }
 
-impl fmt::Debug for Crew {
+impl fmt::Debug for PromotionWorkers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Crew")
             .field("workers_max", &self.shared.workers_max)
@@ -92,10 +96,10 @@ impl fmt::Debug for Crew {
     }
 }
 
-/// A worker's time with the crew, which ends in order when the queue is empty, and otherwise with
-/// the task: by a panic, or with its runtime.
+/// Guard of a worker. It ends regularly when the queue is empty, or with the task by a panic or the
+/// end of its runtime.
 struct Shift {
-    crew: Crew,
+    crew: PromotionWorkers,
     over: bool,
     _under_way: UnderWay,
 }
@@ -107,9 +111,9 @@ impl Shift {
         }
     }
 
-    /// Leaving and finding the queue empty are one step, so that no ticket is queued in between for a
-    /// worker who is already on the way out.
-    fn next(&mut self) -> Option<Ticket> {
+    /// Takes the next ticket, or signs off if there is none. Both happen under one lock, so that no
+    /// ticket is queued for a worker that is about to end.
+    fn next(&mut self) -> Option<PromotionTicket> {
         let mut roster = self.crew.shared.roster.lock();
         let ticket = roster.queue.pop_front();
         if ticket.is_none() {
@@ -127,7 +131,7 @@ impl Drop for Shift {
         }
         let mut roster = self.crew.shared.roster.lock();
         roster.workers -= 1;
-        // With the last worker gone nobody would ever get to the rest.
+        // The last worker fails the rest of the queue, since no worker is left.
         let unbegun = match roster.workers {
             0 => std::mem::take(&mut roster.queue),
             _ => VecDeque::new(),
@@ -146,21 +150,21 @@ mod tests {
     use tokio::time::{Instant, sleep};
 
     use super::*;
-    use crate::promotion::{Board, Ending, PromotionConfig};
+    use crate::promotion::{Board, PromotionConfig, PromotionOutcome};
     use terrace_l3::ObjectId;
 
     fn ids(count: u128) -> Vec<ObjectId> {
         (0..count).map(|key| ObjectId::page(PageKey(1), PageKey(key))).collect()
     }
 
-    fn tickets(board: &Board, ids: &[ObjectId]) -> Vec<Ticket> {
+    fn tickets(board: &Board, ids: &[ObjectId]) -> Vec<PromotionTicket> {
         ids.iter().map(|id| board.trigger(*id, Instant::now()).unwrap()).collect()
     }
 
-    /// Each promotion takes a second, except that the one of key 3 panics.
-    fn crew(workers: u32, most: Arc<AtomicUsize>) -> Crew {
+    /// Each promotion takes a second, but that of key 3 panics.
+    fn crew(workers: u32, most: Arc<AtomicUsize>) -> PromotionWorkers {
         let now = Arc::new(AtomicUsize::new(0));
-        Crew::new(workers, move |mut ticket| {
+        PromotionWorkers::new(workers, move |mut ticket| {
             let (now, most) = (now.clone(), most.clone());
             async move {
                 ticket.start();
@@ -168,18 +172,18 @@ mod tests {
                 sleep(Duration::from_secs(1)).await;
                 now.fetch_sub(1, Ordering::Relaxed);
                 assert_ne!(ticket.id().key, PageKey(3), "this one is meant to fail");
-                ticket.end(Ending::Done, Instant::now());
+                ticket.end(PromotionOutcome::Done, Instant::now());
             }
         })
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_so_many_are_carried_out_at_a_time() {
+    async fn the_number_of_concurrent_promotions_is_limited() {
         let (board, most) = (Board::new(&PromotionConfig::default()), Arc::default());
         let crew = crew(2, Arc::clone(&most));
         let (start, ids) = (Instant::now(), ids(3));
-        crew.take_up(tickets(&board, &ids[..1]));
-        crew.take_up(tickets(&board, &ids[1..]));
+        crew.enqueue(tickets(&board, &ids[..1]));
+        crew.enqueue(tickets(&board, &ids[1..]));
         assert_eq!(Instant::now(), start, "taking up waits for nothing");
         board.settled(&ids).await;
         assert_eq!((most.load(Ordering::Relaxed), start.elapsed().as_secs()), (2, 2));
@@ -188,46 +192,46 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn f36_a_worker_that_dies_fails_its_promotion_and_those_nobody_is_left_for() {
+    async fn f36_a_worker_that_dies_fails_its_promotion_and_the_rest_of_the_queue() {
         let board = Board::new(&PromotionConfig::default());
         let crew = crew(1, Arc::default());
         let ids = ids(6);
-        crew.take_up(tickets(&board, &ids));
+        crew.enqueue(tickets(&board, &ids));
         board.settled(&ids).await;
         let stats = board.stats(Instant::now());
         assert_eq!((stats.done, stats.failed), (3, 3));
         let more = [ObjectId::page(PageKey(1), PageKey(9))];
-        crew.take_up(tickets(&board, &more));
+        crew.enqueue(tickets(&board, &more));
         board.settled(&more).await;
         assert_eq!(board.stats(Instant::now()).done, 4, "the crew has new workers");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn stopping_waits_for_what_is_under_way_and_drops_the_rest() {
+    async fn stopping_waits_for_running_promotions_and_drops_the_rest() {
         let board = Board::new(&PromotionConfig::default());
         let crew = crew(2, Arc::default());
-        crew.take_up(tickets(&board, &ids(3)));
+        crew.enqueue(tickets(&board, &ids(3)));
         sleep(Duration::from_millis(1)).await;
         crew.stop().await;
         let stats = board.stats(Instant::now());
         assert_eq!((stats.done, stats.failed, stats.active), (2, 1, 0));
-        crew.take_up(tickets(&board, &[ObjectId::page(PageKey(1), PageKey(9))]));
+        crew.enqueue(tickets(&board, &[ObjectId::page(PageKey(1), PageKey(9))]));
         assert_eq!(board.stats(Instant::now()).failed, 2);
     }
 
     #[test]
-    fn f36_the_end_of_the_runtime_fails_what_is_left() {
+    fn f36_the_end_of_the_runtime_fails_queued_promotions() {
         let board = Board::new(&PromotionConfig::default());
         let crew = crew(2, Arc::default());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
-            crew.take_up(tickets(&board, &ids(5)));
+            crew.enqueue(tickets(&board, &ids(5)));
             tokio::task::yield_now().await;
         });
         drop(runtime);
         let stats = board.stats(Instant::now());
         assert_eq!((stats.failed, stats.active), (5, 0));
-        crew.take_up(tickets(&board, &[ObjectId::page(PageKey(1), PageKey(9))]));
+        crew.enqueue(tickets(&board, &[ObjectId::page(PageKey(1), PageKey(9))]));
         assert_eq!(board.stats(Instant::now()).failed, 6, "there is no runtime");
     }
 }

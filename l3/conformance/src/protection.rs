@@ -1,15 +1,15 @@
-//! What may be evicted and removed, and what may not.
+//! Protection from eviction and removal.
 
 use terrace_l3::{ExistsOptions, Pin, PutOptions, Removal, StoreError, Stored};
 use tokio::time::{Instant, sleep};
 
 use super::Bench;
-use crate::l3::objects::{HARD, HARD_OF_ANOTHER, page};
+use crate::objects::{HARD, HARD_OF_ANOTHER, page};
 
 const LEASE: ExistsOptions = ExistsOptions { prefetch_to_memory: false, lease: true };
 
-/// Neither pressure nor force takes what is in use.
-pub(super) async fn a_hard_pin_keeps_an_object_from_going(bench: Bench) {
+/// Neither pressure nor a forced removal affects an object in use.
+pub(super) async fn a_hard_pin_prevents_eviction_and_removal(bench: Bench) {
     bench.put(0).await;
     bench.pin(page(0), HARD).await.unwrap();
     assert_eq!(bench.put_pinned(1, HARD).await, Ok(Stored::New));
@@ -26,7 +26,7 @@ pub(super) async fn a_hard_pin_keeps_an_object_from_going(bench: Bench) {
     assert!(!bench.is_present(page(1)).await, "without its pin it is like any other");
 }
 
-/// Pinning again changes nothing; what one owner has pinned is not another's to pin, unpin or remove.
+/// Pinning again has no effect. Another owner can neither pin, unpin nor remove the object.
 pub(super) async fn a_hard_pin_has_one_owner(bench: Bench) {
     bench.put(0).await;
     assert_eq!(bench.unpin(page(0), HARD).await, Err(StoreError::NotPinned));
@@ -51,8 +51,8 @@ pub(super) async fn a_hard_pin_has_one_owner(bench: Bench) {
     assert_eq!(bench.unpin(page(0), HARD).await, Err(StoreError::NotPinned));
 }
 
-/// Whoever puts a pinned object holds a pin afterwards, no matter who was first.
-pub(super) async fn a_put_may_pin_what_is_there_already(bench: Bench) {
+/// After a put with a pin the object is pinned, whether the put stored it or not.
+pub(super) async fn a_put_pins_an_existing_object(bench: Bench) {
     bench.put(0).await;
     assert_eq!(bench.put_pinned(0, HARD).await, Ok(Stored::AlreadyThere));
     assert_eq!(bench.put_pinned(0, HARD).await, Ok(Stored::AlreadyThere));
@@ -62,8 +62,8 @@ pub(super) async fn a_put_may_pin_what_is_there_already(bench: Bench) {
     bench.remove(page(0), Removal::Plain).await.unwrap();
 }
 
-/// Whoever says that nobody needs an object any more need not know who has pinned or leased it.
-pub(super) async fn a_final_removal_takes_pins_and_leases_along(bench: Bench) {
+/// The caller need not know who has pinned or leased the object.
+pub(super) async fn a_final_removal_ignores_pins_and_leases(bench: Bench) {
     for number in [0, 1] {
         assert_eq!(bench.put_pinned(number, HARD).await, Ok(Stored::New));
     }
@@ -76,8 +76,8 @@ pub(super) async fn a_final_removal_takes_pins_and_leases_along(bench: Bench) {
     assert_eq!(bench.unpin(page(0), HARD).await, Err(StoreError::NotPinned));
 }
 
-/// They outlive everything else, but no put is refused for their sake.
-pub(super) async fn soft_pins_go_last_but_they_go(bench: Bench) {
+/// They outlive all other objects, but no put is refused because of them.
+pub(super) async fn softly_pinned_objects_are_evicted_last(bench: Bench) {
     let few = bench.backend.objects_kept / 2;
     for number in 0..few {
         assert_eq!(bench.put_pinned(number, Pin::Soft).await, Ok(Stored::New));
@@ -86,7 +86,7 @@ pub(super) async fn soft_pins_go_last_but_they_go(bench: Bench) {
     for number in 0..few {
         bench.get(number).await.unwrap();
     }
-    // From here on there is nothing but soft pins, and all of them were read lately.
+    // From here on all objects are softly pinned and were read recently.
     let most = bench.backend.objects_max;
     for number in 1000..1000 + 2 * most {
         assert_eq!(bench.put_pinned(number, Pin::Soft).await, Ok(Stored::New), "page {number}");
@@ -99,8 +99,8 @@ pub(super) async fn soft_pins_go_last_but_they_go(bench: Bench) {
     assert!(!bench.is_present(first).await);
 }
 
-/// Nor is it counted.
-pub(super) async fn a_soft_pin_does_not_hinder_a_removal(bench: Bench) {
+/// It is not counted either.
+pub(super) async fn a_soft_pin_does_not_prevent_removal(bench: Bench) {
     bench.put(0).await;
     bench.pin(page(0), Pin::Soft).await.unwrap();
     bench.pin(page(0), Pin::Soft).await.unwrap();
@@ -111,8 +111,8 @@ pub(super) async fn a_soft_pin_does_not_hinder_a_removal(bench: Bench) {
     bench.assert_empties(&[]).await;
 }
 
-/// Probes that renewed leases once kept everything from being evicted: F31.
-pub(super) async fn asking_protects_nothing(bench: Bench) {
+/// Lookups that renew leases could prevent all evictions: F31.
+pub(super) async fn lookups_protect_nothing(bench: Bench) {
     bench.put(0).await;
     bench.put(1).await;
     for _ in 0..10 {
@@ -126,7 +126,7 @@ pub(super) async fn asking_protects_nothing(bench: Bench) {
     assert!(!bench.is_present(page(1)).await, "it was asked about, never read");
 }
 
-/// From eviction and from plain removal, not from removal by force, and not for longer.
+/// Protects from eviction and from plain removal, not from forced removal, and not for longer.
 pub(super) async fn a_lease_protects_for_its_time(bench: Bench) {
     let ids = [page(0), page(1), page(2)];
     for number in 0..3 {
@@ -144,7 +144,7 @@ pub(super) async fn a_lease_protects_for_its_time(bench: Bench) {
             assert!(bench.is_present(id).await || !lasts(), "{id:?}");
         }
     }
-    // It ends on the first instant that is not within it; reading it does not prolong it.
+    // The lease ends at the first instant beyond its duration; reads do not extend it.
     let served = bench.get(1).await;
     assert!(served.is_ok() || !lasts(), "{served:?}");
     let forced = bench.remove(page(2), Removal::Forced).await;
@@ -156,7 +156,7 @@ pub(super) async fn a_lease_protects_for_its_time(bench: Bench) {
     }
 }
 
-/// However much is leased, and however often.
+/// Holds for any number of leases and renewals.
 pub(super) async fn leases_leave_room_for_puts(bench: Bench) {
     let count = 3 * bench.backend.objects_max;
     let ids: Vec<_> = (0..count).map(page).collect();
@@ -168,8 +168,8 @@ pub(super) async fn leases_leave_room_for_puts(bench: Bench) {
     assert!(leases > 0);
 }
 
-/// While others come and go.
-pub(super) async fn what_is_read_again_and_again_stays(bench: Bench) {
+/// While other objects are stored and evicted.
+pub(super) async fn frequently_read_objects_stay(bench: Bench) {
     for number in 0..3 {
         bench.put(number).await;
     }
@@ -181,15 +181,15 @@ pub(super) async fn what_is_read_again_and_again_stays(bench: Bench) {
     }
 }
 
-/// Within a bounded time, and what is there can be read meanwhile.
-pub(super) async fn a_store_full_of_pins_says_so_and_recovers(bench: Bench) {
+/// The error comes within a bounded time, and existing objects stay readable.
+pub(super) async fn a_store_full_of_pins_reports_it_and_recovers(bench: Bench) {
     let mut number = 0;
     let refused = loop {
         let start = Instant::now();
         match bench.put_pinned(number, HARD).await {
             Ok(stored) => assert_eq!(stored, Stored::New),
             Err(error) => {
-                // The answer may take a little longer than the wait for room.
+                // The call may take slightly longer than the wait for room.
                 let patience = bench.backend.full_wait * 2 + std::time::Duration::from_secs(2);
                 assert!(start.elapsed() < patience, "{:?}", start.elapsed());
                 break error;
@@ -205,7 +205,7 @@ pub(super) async fn a_store_full_of_pins_says_so_and_recovers(bench: Bench) {
     for number in 0..number {
         bench.get(number).await.unwrap();
     }
-    // On nodes, only a pin on the node that is full matters.
+    // On nodes, only pins on the full node matter.
     let figures = bench.store().stats().figures;
     let is_in_one_place = figures.iter().all(|figure| figure.name != "terrace_node_up");
     let mut unpinned = 3;
@@ -217,7 +217,7 @@ pub(super) async fn a_store_full_of_pins_says_so_and_recovers(bench: Bench) {
             stored => break assert_eq!(stored, Ok(Stored::New)),
         }
     }
-    // Among so many pins it may be the next to go.
+    // Among so many pins it may be evicted next.
     let served = bench.get(number).await;
     assert!(matches!(served, Ok(_) | Err(StoreError::Missing)), "{served:?}");
     for pinned in (0..number).filter(|it| !(3..unpinned).contains(it)) {

@@ -1,4 +1,4 @@
-//! Many at once.
+//! Concurrent use.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
 use super::Bench;
-use crate::l3::objects::{HARD, page};
+use crate::objects::{HARD, page};
 
-/// All of them the right bytes.
-pub(super) async fn many_read_one_object(bench: Bench) {
+/// All readers get the right bytes.
+pub(super) async fn concurrent_reads_get_the_same_bytes(bench: Bench) {
     bench.put(0).await;
     let bench = Arc::new(bench);
     let mut readers = JoinSet::new();
@@ -30,9 +30,9 @@ pub(super) async fn many_read_one_object(bench: Bench) {
     bench.assert_empties(&[page(0)]).await;
 }
 
-/// Exactly one stores it. Who is told that it is there can have it at that moment, whole; who comes
-/// while it is being written is told so: F40.
-pub(super) async fn one_of_many_puts_of_an_object_counts(bench: Bench) {
+/// Exactly one put stores the object. A put that finds it can read it at that moment, completely;
+/// one that arrives during the write gets an error: F40.
+pub(super) async fn one_of_many_concurrent_puts_wins(bench: Bench) {
     const WRITERS: u32 = 6;
     let bench = Arc::new(bench);
     for round in 0..15 {
@@ -70,7 +70,7 @@ pub(super) async fn one_of_many_puts_of_an_object_counts(bench: Bench) {
     bench.assert_empties(&[]).await;
 }
 
-/// Reads an object that consists of one byte again and again, and answers it.
+/// Reads an object that consists of one repeated byte, and returns the byte.
 async fn whole(bench: &Bench, page: u32, id: ObjectId) -> u8 {
     let gets = vec![bench.get_of(page, id, bench.max())];
     bench.store().get_into(gets, GetOptions::default()).await.remove(0).expect("it is there");
@@ -79,8 +79,8 @@ async fn whole(bench: &Bench, page: u32, id: ObjectId) -> u8 {
     bytes[0]
 }
 
-/// Those who looked for it too early are told that it is missing, and cost nobody the object.
-pub(super) async fn what_is_stored_can_be_had_whoever_looked_before(bench: Bench) {
+/// Early readers get `Missing`, and do not affect the object.
+pub(super) async fn early_lookups_do_not_hide_an_object(bench: Bench) {
     let bench = Arc::new(bench);
     for round in 0..60 {
         let start = Arc::new(Barrier::new(4));
@@ -106,8 +106,8 @@ pub(super) async fn what_is_stored_can_be_had_whoever_looked_before(bench: Bench
     }
 }
 
-/// They get its bytes or nothing, even when its place goes to another at once.
-pub(super) async fn a_removal_does_not_disturb_those_who_read(bench: Bench) {
+/// Readers get the right bytes or none, even if the slot is reused at once.
+pub(super) async fn a_removal_does_not_disturb_readers(bench: Bench) {
     let bench = Arc::new(bench);
     let kept = bench.backend.objects_kept;
     let mut readers = JoinSet::new();
@@ -142,9 +142,9 @@ pub(super) async fn a_removal_does_not_disturb_those_who_read(bench: Bench) {
     bench.assert_empties(&ids).await;
 }
 
-/// With all kinds of calls at once, over more objects than fit, nobody ever reads a wrong byte, nobody
-/// loses what is pinned, and in the end nothing is left.
-pub(super) async fn nothing_is_ever_wrong_under_load(bench: Bench) {
+/// Runs all kinds of calls concurrently, over more objects than fit: no read returns wrong bytes,
+/// no pinned object is lost, and nothing is left in the end.
+pub(super) async fn no_wrong_bytes_under_load(bench: Bench) {
     const TASKS: u32 = 6;
     let bench = Arc::new(bench);
     let numbers = 2 * bench.backend.objects_max;

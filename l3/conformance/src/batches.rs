@@ -1,4 +1,4 @@
-//! Batches, the memory that they use, and lengths.
+//! Batches, their memory, and lengths of objects.
 
 use terrace_l3::{
     Arena, ExistsOptions, Get, GetOptions, Pin, Presence, Put, PutOptions, Removal, StoreError,
@@ -6,10 +6,10 @@ use terrace_l3::{
 };
 
 use super::{Bench, assert_each, filled, poll_once};
-use crate::l3::objects::{HARD, page};
+use crate::objects::{HARD, page};
 
-/// What is wrong with one object of a batch is no matter of its neighbours.
-pub(super) async fn each_object_of_a_batch_is_answered_by_itself(bench: Bench) {
+/// The failure of one object does not affect its neighbours.
+pub(super) async fn each_object_of_a_batch_has_its_own_result(bench: Bench) {
     let (store, max) = (bench.store(), bench.max());
     let stranger = Arena::new(1, max).expect("there is memory");
     let large = Arena::new(1, max + 1).expect("there is memory");
@@ -61,7 +61,7 @@ pub(super) async fn each_object_of_a_batch_is_answered_by_itself(bench: Bench) {
 /// The n-th result is that of the n-th object.
 pub(super) async fn results_are_in_the_order_of_the_batch(bench: Bench) {
     let (store, count) = (bench.store(), bench.backend.objects_kept as u32);
-    // Every other one, from the last to the first.
+    // Every second object, from the last to the first.
     let put = |number: u32| bench.put_of(number, page(number.into()), 100 + number as usize);
     let puts = (0..count).rev().step_by(2).map(put).collect();
     let stored = store.put_from(puts, PutOptions::default()).await;
@@ -84,7 +84,7 @@ pub(super) async fn results_are_in_the_order_of_the_batch(bench: Bench) {
     }
 }
 
-/// Nothing is asked for and nothing is answered.
+/// An empty batch neither fails nor returns anything.
 pub(super) async fn an_empty_batch_has_no_results(bench: Bench) {
     let store = bench.store();
     assert!(store.put_from(Vec::new(), PutOptions::default()).await.is_empty());
@@ -98,7 +98,7 @@ pub(super) async fn an_empty_batch_has_no_results(bench: Bench) {
     assert!(store.remove(&[], Removal::Forced).await.is_empty());
 }
 
-/// It is stored once, whichever of the two puts does it, and read twice.
+/// The object is stored once, by either of the two puts, and read twice.
 pub(super) async fn an_object_may_be_in_a_batch_twice(bench: Bench) {
     let (store, max, twice) = (bench.store(), bench.max(), [page(0), page(0), page(1)]);
     let puts = vec![
@@ -108,7 +108,8 @@ pub(super) async fn an_object_may_be_in_a_batch_twice(bench: Bench) {
     ];
     let stored = store.put_from(puts, PutOptions::default()).await;
     let is_twin = |it: &_| matches!(it, Ok(Stored::AlreadyThere) | Err(StoreError::BeingWritten));
-    // Either of the two may be the one that is stored: a store may work on parts of a batch at once.
+    // Either of the two may be the one that is stored: a store may split a batch into concurrent
+    // parts.
     let [one, other, last] = &stored[..] else { panic!("one result for each object: {stored:?}") };
     let new = Ok(Stored::New);
     let once = (*one == new && is_twin(other)) || (is_twin(one) && *other == new);
@@ -129,7 +130,7 @@ pub(super) async fn an_object_may_be_in_a_batch_twice(bench: Bench) {
     assert_eq!(removed, [Ok(()), Err(StoreError::Missing), Ok(())]);
 }
 
-/// The later objects of a batch may cost the earlier ones their place, but all of them are stored.
+/// Later objects of a batch may evict earlier ones, but all of them are stored.
 pub(super) async fn a_batch_may_be_larger_than_the_store(bench: Bench) {
     let arena = Arena::new(2 * bench.backend.objects_max as u32, bench.max()).expect("memory");
     let _registration = bench.store().register(&arena).expect("it is new");
@@ -150,8 +151,8 @@ pub(super) async fn a_batch_may_be_larger_than_the_store(bench: Bench) {
     assert!((1..=bench.backend.objects_max).contains(&there), "{there}");
 }
 
-/// On every backend, although some could do without: F39.
-pub(super) async fn memory_that_is_not_registered_is_refused(bench: Bench) {
+/// Required of every backend, even if some could do without: F39.
+pub(super) async fn unregistered_memory_is_refused(bench: Bench) {
     let (store, max) = (bench.store(), bench.max());
     let stranger = Arena::new(2, max).expect("there is memory");
     let puts =
@@ -177,7 +178,7 @@ pub(super) async fn memory_that_is_not_registered_is_refused(bench: Bench) {
     drop(registration);
 }
 
-/// A second registration would end the first one's right when it is dropped.
+/// Otherwise dropping the second registration would end the right of the first.
 pub(super) async fn an_arena_is_registered_once_at_a_time(bench: Bench) {
     let again = bench.store().register(&bench.arena);
     assert!(matches!(again, Err(StoreError::AlreadyRegistered { .. })), "{again:?}");
@@ -192,7 +193,7 @@ pub(super) async fn an_arena_is_registered_once_at_a_time(bench: Bench) {
     bench.get(0).await.unwrap();
 }
 
-/// And only its own arena's.
+/// The other arenas stay registered.
 pub(super) async fn a_registration_ends_with_its_guard(bench: Bench) {
     let other = Arena::new(1, bench.max()).expect("there is memory");
     let registration = bench.store().register(&other).expect("it is new");
@@ -204,8 +205,8 @@ pub(super) async fn a_registration_ends_with_its_guard(bench: Bench) {
     bench.get(0).await.unwrap();
 }
 
-/// Pages on loan keep their memory, and transfers under way end as they would have.
-pub(super) async fn an_arena_may_go_while_its_pages_are_on_loan(bench: Bench) {
+/// Lent pages keep their memory, and transfers in flight complete.
+pub(super) async fn an_arena_may_be_dropped_while_its_pages_are_lent(bench: Bench) {
     let (store, max) = (bench.store(), bench.max());
     for number in 0..8 {
         let arena = Arena::new(2, max).expect("there is memory");
@@ -218,7 +219,7 @@ pub(super) async fn an_arena_may_go_while_its_pages_are_on_loan(bench: Bench) {
             Some(stored) => stored,
             None => put.await,
         };
-        // One that had not begun finds that its arena is not registered any more.
+        // A call that had not begun finds that its arena is no longer registered.
         let begun = !matches!(stored[0], Err(StoreError::NotRegistered { .. }));
         assert!(!begun || stored[0] == Ok(Stored::New), "{stored:?}");
         assert_eq!(bench.get(number).await.is_ok(), begun);
@@ -238,8 +239,8 @@ pub(super) async fn an_arena_may_go_while_its_pages_are_on_loan(bench: Bench) {
     }
 }
 
-/// Also those that fit no block, from and to memory that is aligned to nothing.
-pub(super) async fn every_length_up_to_the_largest_comes_back(bench: Bench) {
+/// Includes lengths that are not a multiple of a block, from and to unaligned memory.
+pub(super) async fn every_length_is_stored_and_read(bench: Bench) {
     let max = bench.max();
     let aligned = Arena::new(2, max.next_multiple_of(4096)).expect("there is memory");
     let _registration = bench.store().register(&aligned).expect("it is new");
@@ -255,13 +256,13 @@ pub(super) async fn every_length_up_to_the_largest_comes_back(bench: Bench) {
             let gets = vec![Get::new(id, target)];
             bench.store().get_into(gets, GetOptions::default()).await.remove(0).unwrap();
             let read = aligned.source(1).expect("it came back").first(length);
-            assert!(crate::l3::objects::is_right(&id, &read), "{length} bytes");
+            assert!(crate::objects::is_right(&id, &read), "{length} bytes");
             bench.remove(id, Removal::Plain).await.unwrap();
         }
     }
 }
 
-/// And nothing of it stays.
+/// Nothing of the object stays.
 pub(super) async fn an_object_that_is_too_large_is_refused(bench: Bench) {
     let max = bench.max();
     let large = Arena::new(1, max + 1).expect("there is memory");
@@ -276,7 +277,7 @@ pub(super) async fn an_object_that_is_too_large_is_refused(bench: Bench) {
     bench.get(0).await.unwrap();
 }
 
-/// A short read was once taken for a whole one: F12.
+/// A short read must not count as complete: F12.
 pub(super) async fn a_target_of_another_length_is_refused_and_the_object_stays(bench: Bench) {
     let (id, found) = (page(0), 5000.min(bench.max() - 1));
     let puts = vec![bench.put_of(0, id, found)];

@@ -5,10 +5,10 @@ use terrace_l3::{
 };
 
 use super::{Bench, filled, poll_once, tiers};
-use crate::l3::objects::{HARD, page};
+use crate::objects::{HARD, page};
 
-/// No lease and no copy elsewhere keeps it: F34.
-pub(super) async fn what_is_removed_is_gone_at_once(bench: Bench) {
+/// Neither a lease nor another copy keeps it readable: F34.
+pub(super) async fn removed_objects_are_missing_at_once(bench: Bench) {
     let lease = ExistsOptions { prefetch_to_memory: true, lease: true };
     let missing = || Err(StoreError::Missing);
     for round in 0..5 {
@@ -24,8 +24,8 @@ pub(super) async fn what_is_removed_is_gone_at_once(bench: Bench) {
     }
 }
 
-/// Neither bytes nor entries, whatever became of the objects.
-pub(super) async fn what_is_removed_leaves_nothing_behind(bench: Bench) {
+/// Neither bytes nor entries remain.
+pub(super) async fn removed_objects_leave_nothing_behind(bench: Bench) {
     let mut ids: Vec<ObjectId> = (0..3 * bench.backend.objects_max).map(page).collect();
     for id in &ids {
         assert_eq!(bench.put_id(*id).await, Ok(Stored::New));
@@ -44,8 +44,8 @@ pub(super) async fn what_is_removed_leaves_nothing_behind(bench: Bench) {
     }
 }
 
-/// Its pages come back in either case, and its object can be put again.
-pub(super) async fn a_put_that_is_given_up_happened_or_did_not(bench: Bench) {
+/// Its pages are returned in either case, and its object can be put again.
+pub(super) async fn an_abandoned_put_is_atomic(bench: Bench) {
     let mut ids = Vec::new();
     for round in 0..12 {
         let batch: Vec<ObjectId> = (0..3).map(|number| page(10 * round + number)).collect();
@@ -75,8 +75,8 @@ pub(super) async fn a_put_that_is_given_up_happened_or_did_not(bench: Bench) {
     }
 }
 
-/// And harms neither the object nor the others who read it.
-pub(super) async fn a_get_that_is_given_up_gives_its_page_back(bench: Bench) {
+/// Neither the object nor other readers are affected.
+pub(super) async fn an_abandoned_get_returns_its_page(bench: Bench) {
     let ids: Vec<ObjectId> = (0..4).map(page).collect();
     for number in 0..4 {
         bench.put(number).await;
@@ -99,7 +99,7 @@ pub(super) async fn a_get_that_is_given_up_gives_its_page_back(bench: Bench) {
     bench.assert_empties(&ids).await;
 }
 
-/// A backend that keeps nothing beyond its end has nothing to do.
+/// A backend without persistence has nothing to do.
 pub(super) async fn flushing_and_durable_puts_work_on_every_backend(bench: Bench) {
     bench.store().flush().await.unwrap();
     let durable = PutOptions { pin: Some(HARD), durable: true };
@@ -114,8 +114,8 @@ pub(super) async fn flushing_and_durable_puts_work_on_every_backend(bench: Bench
     bench.store().flush().await.unwrap();
 }
 
-/// Exactly, where objects are in one place; a tier's share is its own affair.
-pub(super) async fn what_the_store_says_about_itself_adds_up(bench: Bench) {
+/// Counts are exact for stores with one tier. The distribution among tiers is not specified.
+pub(super) async fn statistics_are_consistent(bench: Bench) {
     let max = bench.max();
     let put = |number: u32| bench.put_of(number, page(number.into()), 1000 + number as usize);
     let stored = bench.store().put_from((0..4).map(put).collect(), PutOptions::default()).await;
@@ -156,8 +156,8 @@ pub(super) async fn what_the_store_says_about_itself_adds_up(bench: Bench) {
     }
 }
 
-/// What was under way has ended, one way or the other, and no page is lent any more.
-pub(super) async fn a_store_that_is_shut_down_refuses_and_has_let_go(bench: Bench) {
+/// Operations in flight have ended, and no page is lent any more.
+pub(super) async fn a_closed_store_refuses_calls_and_lends_nothing(bench: Bench) {
     let (store, max) = (bench.store(), bench.max());
     bench.put(0).await;
     let puts = (0..4).map(|page_number| {

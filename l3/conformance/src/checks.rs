@@ -1,4 +1,4 @@
-//! Runs the checks of a suite.
+//! Runner of the checks of a suite.
 
 use std::future::Future;
 use std::time::Duration;
@@ -6,11 +6,11 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// Runs all checks, `at_a_time` of them together. Each is made when its turn has come.
+/// Runs all checks, `at_a_time` of them concurrently. Each is created when it starts.
 ///
 /// # Panics
-/// When a check fails or does not end within `patience`; all that fail are named.
-pub(super) async fn run<C>(
+/// If a check fails or does not end within `patience`; names all that fail.
+pub async fn run_checks<C>(
     checks: impl Iterator<Item = (&'static str, C)>,
     at_a_time: usize,
     patience: Duration,

@@ -1,9 +1,40 @@
-//! What every backend promises, as checks that each of them passes. The names of the checks, in the
-//! order of [`all`], read as the contract.
+//! Conformance checks for backends of [`terrace_l3`].
+//!
+//! Every backend gives the same guarantees, and each of them has a check. The names of the checks, in the
+//! order of [`all`], read as the contract of [`Store`].
+//!
+//! ```
+//! use std::sync::Arc;
+//! use std::time::Duration;
+//!
+//! use terrace_l3::{MemoryConfig, MemoryStore};
+//! use terrace_l3_conformance::{Backend, all};
+//!
+//! let make = || {
+//!     let config = MemoryConfig { lease_ttl_ms: 1_500, ..MemoryConfig::new(16 * 10_001, 10_001) };
+//!     Backend {
+//!         store: Arc::new(MemoryStore::new(config).expect("there is memory")),
+//!         object_bytes_max: 10_001,
+//!         objects_kept: 12,
+//!         objects_max: 16,
+//!         copies: 1,
+//!         lease_ttl: Duration::from_millis(1_500),
+//!         full_wait: Duration::ZERO,
+//!         keep: Box::new(()),
+//!     }
+//! };
+//! let runtime = tokio::runtime::Builder::new_multi_thread().enable_time().build().unwrap();
+//! # if false {
+//! runtime.block_on(all(make));
+//! # }
+//! # let _ = (runtime, make);
+//! ```
 
 mod batches;
+mod checks;
 mod lifetime;
 mod names;
+pub mod objects;
 mod protection;
 mod together;
 
@@ -20,32 +51,32 @@ use terrace_l3::{
 };
 use tokio::time::{Instant, sleep};
 
-use super::checks;
-use super::objects::{fill, is_right, page};
+pub use self::checks::run_checks;
+use self::objects::{fill, is_right, page};
 
-/// A fresh store, and what a check must know about it.
+/// A fresh store and its properties, as far as the checks depend on them.
 #[derive(Debug)]
 pub struct Backend {
     /// The store.
     pub store: Arc<dyn Store>,
-    /// The largest object that it takes.
+    /// Maximum object size; at least 4 KiB.
     pub object_bytes_max: usize,
-    /// So many of the largest objects it keeps without evicting any; at least eight.
+    /// Number of objects of maximum size that it keeps without eviction; at least eight.
     pub objects_kept: u64,
-    /// It never has more than so many.
+    /// Maximum number of objects.
     pub objects_max: u64,
-    /// How many copies of each object it has, all of which it counts.
+    /// Number of copies of each object; statistics count all of them.
     pub copies: u64,
-    /// How long a lease protects.
+    /// Duration of a lease.
     pub lease_ttl: Duration,
-    /// How long a put may wait for room.
+    /// Maximum wait of a put for room.
     pub full_wait: Duration,
-    /// Whatever must outlive the store, such as its directory.
+    /// Values that must outlive the store, such as its directory.
     pub keep: Box<dyn Any + Send + Sync>,
 }
 
 impl Backend {
-    /// The same with a guard in front, whose deadlines a slow machine does not reach.
+    /// Wraps the store in a guard whose deadlines a slow machine does not reach.
     #[must_use]
     pub fn guarded(self) -> Self {
         const PATIENCE_MS: u64 = 120_000;
@@ -72,74 +103,74 @@ macro_rules! checks {
 
 checks! {
     batches {
-        each_object_of_a_batch_is_answered_by_itself,
+        each_object_of_a_batch_has_its_own_result,
         results_are_in_the_order_of_the_batch,
         an_empty_batch_has_no_results,
         an_object_may_be_in_a_batch_twice,
         a_batch_may_be_larger_than_the_store,
-        memory_that_is_not_registered_is_refused,
+        unregistered_memory_is_refused,
         an_arena_is_registered_once_at_a_time,
         a_registration_ends_with_its_guard,
-        an_arena_may_go_while_its_pages_are_on_loan,
-        every_length_up_to_the_largest_comes_back,
+        an_arena_may_be_dropped_while_its_pages_are_lent,
+        every_length_is_stored_and_read,
         an_object_that_is_too_large_is_refused,
         a_target_of_another_length_is_refused_and_the_object_stays,
     }
     names {
         a_second_put_keeps_the_first_bytes,
-        objects_whose_names_differ_at_all_are_different,
+        different_ids_are_different_objects,
         a_higher_generation_replaces_lower_ones,
-        a_name_means_exactly_its_generation,
-        a_page_is_had_with_its_own_prefix_only,
-        a_page_without_a_prefix_is_none_of_those_with_one,
+        an_id_means_exactly_its_generation,
+        a_page_is_read_with_its_own_prefix_only,
+        a_page_without_a_prefix_matches_no_prefix,
     }
     protection {
-        a_hard_pin_keeps_an_object_from_going,
+        a_hard_pin_prevents_eviction_and_removal,
         a_hard_pin_has_one_owner,
-        a_put_may_pin_what_is_there_already,
-        a_final_removal_takes_pins_and_leases_along,
-        soft_pins_go_last_but_they_go,
-        a_soft_pin_does_not_hinder_a_removal,
-        asking_protects_nothing,
+        a_put_pins_an_existing_object,
+        a_final_removal_ignores_pins_and_leases,
+        softly_pinned_objects_are_evicted_last,
+        a_soft_pin_does_not_prevent_removal,
+        lookups_protect_nothing,
         a_lease_protects_for_its_time,
         leases_leave_room_for_puts,
-        what_is_read_again_and_again_stays,
-        a_store_full_of_pins_says_so_and_recovers,
+        frequently_read_objects_stay,
+        a_store_full_of_pins_reports_it_and_recovers,
     }
     lifetime {
-        what_is_removed_is_gone_at_once,
-        what_is_removed_leaves_nothing_behind,
-        a_put_that_is_given_up_happened_or_did_not,
-        a_get_that_is_given_up_gives_its_page_back,
+        removed_objects_are_missing_at_once,
+        removed_objects_leave_nothing_behind,
+        an_abandoned_put_is_atomic,
+        an_abandoned_get_returns_its_page,
         flushing_and_durable_puts_work_on_every_backend,
-        what_the_store_says_about_itself_adds_up,
-        a_store_that_is_shut_down_refuses_and_has_let_go,
+        statistics_are_consistent,
+        a_closed_store_refuses_calls_and_lends_nothing,
     }
     together {
-        many_read_one_object,
-        one_of_many_puts_of_an_object_counts,
-        what_is_stored_can_be_had_whoever_looked_before,
-        a_removal_does_not_disturb_those_who_read,
-        nothing_is_ever_wrong_under_load,
+        concurrent_reads_get_the_same_bytes,
+        one_of_many_concurrent_puts_wins,
+        early_lookups_do_not_hide_an_object,
+        a_removal_does_not_disturb_readers,
+        no_wrong_bytes_under_load,
     }
 }
 
-/// Runs all checks, each on a store of its own, a few at a time.
+/// Runs all checks, each on its own store, a few at a time.
 ///
 /// # Panics
-/// When a check fails or does not end; all that fail are named.
+/// If a check fails or does not end; names all that fail.
 pub async fn all(make: impl Fn() -> Backend) {
     const AT_A_TIME: usize = 6;
     const PATIENCE: Duration = Duration::from_secs(300);
     let checks = CHECKS.iter().map(|(name, check)| (*name, check(Bench::new(make()))));
-    checks::run(checks, AT_A_TIME, PATIENCE).await;
+    run_checks(checks, AT_A_TIME, PATIENCE).await;
 }
 
-/// How many pages a bench's arena has.
+/// Number of pages of a bench's arena.
 const PAGES: u32 = 24;
 
-/// A store with a registered arena. Its pages begin at odd addresses and have room for a header; those
-/// of the arenas that single checks make have none.
+/// A store with a registered arena. Its pages begin at odd addresses and have headroom; those of the
+/// arenas that single checks create have none.
 struct Bench {
     registration: Registration,
     arena: Arena,
@@ -149,6 +180,7 @@ struct Bench {
 impl Bench {
     fn new(backend: Backend) -> Self {
         assert!(backend.objects_kept >= 8, "the checks need room for eight objects");
+        assert!(backend.object_bytes_max >= 4096, "the checks need objects of 4 KiB");
         let arena = Arena::with_headroom(PAGES, backend.object_bytes_max).expect("there is memory");
         let registration = backend.store.register(&arena).expect("a fresh store takes an arena");
         Self { registration, arena, backend }
@@ -158,7 +190,7 @@ impl Bench {
         &*self.backend.store
     }
 
-    /// The length of the largest objects.
+    /// Length of the largest objects.
     fn max(&self) -> usize {
         self.backend.object_bytes_max
     }
@@ -183,7 +215,7 @@ impl Bench {
         self.put_with(id, PutOptions::default()).await
     }
 
-    /// Stores the page of that number, which must be new.
+    /// Stores a page, which must be new.
     async fn put(&self, number: u64) {
         assert_eq!(self.put_id(page(number)).await, Ok(Stored::New), "page {number}");
     }
@@ -192,7 +224,7 @@ impl Bench {
         self.put_with(page(number), PutOptions { pin: Some(pin), durable: false }).await
     }
 
-    /// Puts twice as many others as the store can have.
+    /// Puts twice as many other objects as the store can have.
     async fn press(&self, first: u64) {
         for number in first..first + 2 * self.backend.objects_max {
             self.put(number).await;
@@ -237,8 +269,7 @@ impl Bench {
         self.store().unpin(&[id], pin).await.remove(0)
     }
 
-    /// Removes whatever of `ids` is there, again and again until the store holds nothing at all: what
-    /// was given up may still be on its way.
+    /// Removes `ids` repeatedly until the store is empty: abandoned operations may still be in flight.
     async fn assert_empties(&self, ids: &[ObjectId]) {
         let patience = Instant::now() + Duration::from_secs(10);
         loop {
@@ -265,12 +296,12 @@ fn filled(arena: &Arena, page: u32, id: ObjectId, length: usize) -> Source {
     arena.source(page).expect("nobody writes to it").first(length)
 }
 
-/// The places that a store keeps objects in.
+/// Statistics of all tiers.
 fn tiers(stats: &StoreStats) -> Vec<TierStats> {
     [stats.memory, stats.disk, stats.remote].into_iter().flatten().collect()
 }
 
-/// Lets a call get as far as it gets by itself, and no further.
+/// Polls a call once.
 fn poll_once<T>(answer: &mut Answer<'_, T>) -> Option<T> {
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     match answer.as_mut().poll(&mut context) {
@@ -279,13 +310,43 @@ fn poll_once<T>(answer: &mut Answer<'_, T>) -> Option<T> {
     }
 }
 
-/// Whether an object's result is as expected.
+/// Predicate on an object's result.
 type Expected<T> = fn(&Result<T, StoreError>) -> bool;
 
-/// Whether each object of a batch has the result that it should have.
+/// Asserts that each object of a batch has the expected result.
 fn assert_each<T: std::fmt::Debug>(results: &Results<T>, expected: &[Expected<T>]) {
     assert_eq!(results.len(), expected.len(), "one result for each object: {results:?}");
     for (number, (result, expected)) in results.iter().zip(expected).enumerate() {
         assert!(expected(result), "object {number}: {results:?}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use terrace_l3::{MemoryConfig, MemoryStore};
+
+    fn backend(objects_max: u64) -> Backend {
+        const OBJECT_BYTES_MAX: usize = 10_001;
+        let config = MemoryConfig {
+            lease_ttl_ms: 1_500,
+            ..MemoryConfig::new(16 * OBJECT_BYTES_MAX as u64, OBJECT_BYTES_MAX)
+        };
+        Backend {
+            store: Arc::new(MemoryStore::new(config).unwrap()),
+            object_bytes_max: OBJECT_BYTES_MAX,
+            objects_kept: 12,
+            objects_max,
+            copies: 1,
+            lease_ttl: Duration::from_millis(1_500),
+            full_wait: Duration::ZERO,
+            keep: Box::new(()),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_memory_backend_conforms() {
+        all(|| backend(16)).await;
     }
 }

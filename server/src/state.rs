@@ -1,4 +1,4 @@
-//! What all requests share.
+//! State that all requests share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,14 +19,14 @@ use crate::served_model::ServedModel;
 use crate::share::Shares;
 use crate::structured::Grammars;
 
-/// What all requests share.
+/// State that all requests share.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) engine: Engine,
     pub(crate) gpu: Option<GpuWatch>,
-    /// Where wrong pages are asked for, on a server that plants them.
+    /// Handle that plants wrong pages, on a server that allows it.
     pub(crate) planting: Option<Planting>,
-    /// Who tells routers what the cache holds.
+    /// Publisher of KV events.
     pub(crate) kv_events: Option<Arc<Publisher>>,
     pub(crate) model: ServedModel,
     pub(crate) grammars: Grammars,
@@ -40,11 +40,14 @@ pub(crate) struct State {
     pub(crate) parsers: Semaphore,
     /// A permit for each viewer of the page.
     pub(crate) viewers: Arc<Semaphore>,
-    /// Whether only names of this machine are answered to.
+    /// Whether requests must name this machine in `Host`.
     pub(crate) local_names_only: bool,
     pub(crate) metrics: Metrics,
     closing: AtomicBool,
 }
+
+/// Viewers of the web page at a time.
+const VIEWERS_MAX: usize = 16;
 
 impl State {
     pub(crate) fn new(
@@ -68,7 +71,7 @@ impl State {
             salts: Mutex::default(),
             bodies: Arc::new(Semaphore::new(limits.bodies_max.as_u64() as usize)),
             parsers: Semaphore::new(PARSERS),
-            viewers: Arc::new(Semaphore::new(limits.viewers_max)),
+            viewers: Arc::new(Semaphore::new(VIEWERS_MAX)),
             limits,
             local_names_only,
             closing: AtomicBool::new(false),

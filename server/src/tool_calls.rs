@@ -525,7 +525,7 @@ mod tests {
 
     #[test]
     fn only_one_call_comes_where_only_one_is_wanted() {
-        let offer = Offer { names: ["f".to_owned()].into(), parallel: false };
+        let offer = Offer { names: ["f".to_owned()].into(), parallel: false, forced: None };
         let one = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
         let (_, calls, _) =
             read_with(CallReader::new(ToolFormat::Hermes, offer), &one.repeat(3), 4);

@@ -30,7 +30,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Benchmark a server: load from many clients, or TTFT by cache tier
+    /// Measure the TTFT by cache tier
     Bench(bench::Arguments),
     /// Check the settings of a server and print them as a TOML file
     Config(config::Arguments),

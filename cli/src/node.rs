@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::ArgAction;
 use terrace_l3::{LendingStore, MemoryConfig, MemoryStore, Store};
 use terrace_l3_disk::{
     DiskConfig, DiskStore, OpenError, Opening, Shortage, TieredConfig, TieredStore,
@@ -37,8 +38,14 @@ secret_file, namespaces and share say which client may use which namespaces, and
 
 /// Arguments of `terrace node`.
 #[derive(clap::Args)]
-#[command(after_help = EXAMPLES)]
+#[command(disable_help_flag = true, after_help = EXAMPLES)]
 pub(crate) struct Arguments {
+    /// Print the settings that most users need, and exit
+    #[arg(short, long, action = ArgAction::HelpShort)]
+    help: Option<bool>,
+    /// Print all settings, and exit
+    #[arg(long, action = ArgAction::HelpLong)]
+    help_all: Option<bool>,
     /// TOML file with settings; flags and environment variables override it
     #[arg(long, value_name = "FILE", env = "TERRACE_NODE_CONFIG")]
     config: Option<PathBuf>,
@@ -145,7 +152,7 @@ fn holding(settings: &NodeSettings) -> Result<(Arc<dyn LendingStore>, String), B
     };
     let disk = DiskStore::open(disk).map_err(|error| format!("--disk: {}", advised(error)))?;
     let place = format!("{place} over {}", told_of(settings, &disk, folder));
-    let tiers = TieredConfig { promotion: settings.promotion(), ..TieredConfig::default() };
+    let tiers = TieredConfig::default();
     Ok((Arc::new(TieredStore::new(memory, disk, tiers)?), place))
 }
 

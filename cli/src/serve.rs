@@ -5,9 +5,10 @@ use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::ArgAction;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
-use terrace_server::{Config, ServedModel, Server, launch_telling, wait_for_gpus};
+use terrace_server::{Config, Progress, ServedModel, Server, Size, launch_telling, wait_for_gpus};
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -20,8 +21,10 @@ const EXAMPLES: &str = "\
 Examples:
   terrace serve
       Serve the built-in model to this machine only
+  terrace serve --model HuggingFaceTB/SmolLM2-135M-Instruct
+      Download a model from the Hugging Face Hub and serve it
   terrace serve --model ./SmolLM2-135M-Instruct --device-memory 2GiB
-      Serve a Llama-family model from a folder with config.json, tokenizer.json and safetensors
+      Serve a model from a folder with config.json, tokenizer.json and safetensors
   terrace serve --device cuda --model ./Llama-3.1-8B-Instruct --host-memory 64GiB
       Use the first NVIDIA GPU and all of its memory; needs a program built with `--features cuda`
   terrace serve --listen 0.0.0.0:8000 --api-key alice=KEY1 --api-key bob=KEY2 --operator-key KEY3
@@ -37,8 +40,14 @@ when it closes; under nohup, SIGHUP is ignored.";
 
 /// Arguments of `terrace serve`.
 #[derive(clap::Args)]
-#[command(after_help = EXAMPLES)]
+#[command(disable_help_flag = true, after_help = EXAMPLES)]
 pub(crate) struct Arguments {
+    /// Print the settings that most users need, and exit
+    #[arg(short, long, action = ArgAction::HelpShort)]
+    help: Option<bool>,
+    /// Print all settings, and exit
+    #[arg(long, action = ArgAction::HelpLong)]
+    help_all: Option<bool>,
     /// TOML file with settings; flags and environment variables override it
     #[arg(long, value_name = "FILE", env = "TERRACE_CONFIG")]
     config: Option<PathBuf>,
@@ -68,8 +77,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
 }
 
 async fn serve(config: &Config) -> Result<String, Box<dyn Error>> {
-    let bar = WeightsBar::new()?;
-    let launched = launch_telling(config, &mut |brought, all| bar.show(brought, all));
+    let mut bar = StartBar::default();
+    let launched = launch_telling(config, &mut |progress| bar.show(progress));
     bar.end();
     let launched = launched?;
     let example = example(&launched.model, !config.keys.is_empty());
@@ -111,28 +120,49 @@ async fn serve(config: &Config) -> Result<String, Box<dyn Error>> {
     Ok(String::new())
 }
 
-/// Shows how many of the weights a GPU has, where somebody looks.
-struct WeightsBar(ProgressBar);
+/// Shows how much of a download, or of the weights for a GPU, has arrived. A terminal shows a bar. Elsewhere, a line
+/// tells that a download has begun.
+#[derive(Default)]
+struct StartBar {
+    bar: Option<ProgressBar>,
+    shows_weights: bool,
+}
 
-impl WeightsBar {
-    fn new() -> Result<Self, Box<dyn Error>> {
-        // What has not begun is not drawn: on a CPU there is nothing to show.
-        let bar = ProgressBar::hidden();
-        let style = "loading weights {bar:40} {binary_bytes} of {binary_total_bytes}, {eta} left";
-        bar.set_style(ProgressStyle::with_template(style)?);
-        Ok(Self(bar))
-    }
-
-    fn show(&self, brought: u64, all: u64) {
-        if self.0.length().is_none() {
-            self.0.set_length(all);
-            self.0.set_draw_target(ProgressDrawTarget::stderr());
+impl StartBar {
+    fn show(&mut self, progress: Progress<'_>) {
+        let (title, bytes, total_bytes, is_weights) = match progress {
+            Progress::Download { model, bytes, total_bytes } => {
+                (format!("downloading {model}"), bytes, total_bytes, false)
+            }
+            Progress::Weights { bytes, total_bytes } => {
+                ("loading weights".to_owned(), bytes, total_bytes, true)
+            }
+        };
+        if self.shows_weights != is_weights {
+            self.end();
+            self.shows_weights = is_weights;
         }
-        self.0.set_position(brought);
+        let bar = self.bar.get_or_insert_with(|| {
+            let bar =
+                ProgressBar::with_draw_target(Some(total_bytes), ProgressDrawTarget::stderr());
+            if bar.is_hidden() && !is_weights {
+                say(&format!("{title}, {}\n", Size(total_bytes)));
+            }
+            bar.set_style(
+                ProgressStyle::with_template(
+                    "{msg} {bar:40} {binary_bytes} of {binary_total_bytes}, {eta} left",
+                )
+                .expect("the template is valid"),
+            );
+            bar.with_message(title)
+        });
+        bar.set_position(bytes);
     }
 
-    fn end(self) {
-        self.0.finish_and_clear();
+    fn end(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
     }
 }
 

@@ -190,17 +190,20 @@ fn flags<C: Configuration>() -> impl Iterator<Item = &'static Setting<C>> {
 }
 
 fn argument<C: Configuration + Default>(setting: &Setting<C>) -> Arg {
-    let mut help = setting.description().trim_end_matches('.').to_owned();
-    if let Some(default) = setting.default() {
-        help += &format!(" [default: {default}]");
-    }
+    let default = setting.default().map(|default| format!(" [default: {default}]"));
+    let default = default.unwrap_or_default();
+    let help = |text: String| format!("{}{default}", text.trim_end_matches('.'));
+    // Where no setting is common, there are few, and the short help shows all.
+    let has_common = C::SETTINGS.iter().any(|setting| setting.is_common);
     let argument = Arg::new(setting.flag())
         .long(setting.flag())
         .env(setting.variable())
         .hide_env_values(setting.is_secret)
         .value_name(setting.value_name)
         .help_heading(setting.heading)
-        .help(help);
+        .hide_short_help(has_common && !setting.is_common)
+        .help(help(setting.summary()))
+        .long_help(help(setting.description()));
     match setting.form {
         Form::Text | Form::Number | Form::Tables => argument.action(ArgAction::Set),
         Form::List => argument.action(ArgAction::Append),
@@ -280,11 +283,11 @@ mod tests {
     fn every_setting_has_a_flag_and_is_written_as_it_is_read() {
         let mut config = config(
             None,
-            &["--model", "a \"folder\"", "--l3-size=12345", "--bodies-max=128MiB", "--n-max=3"],
+            &["--model", "a \"folder\"", "--l3-capacity=12345", "--bodies-max=128MiB", "--n-max=3"],
         );
         let text = written("A file.", &config);
         assert_eq!(self::config(Some(&text), &[]), config, "{text}");
-        assert!(text.contains("l3_size = \"12345B\"") && text.contains("# log = "), "{text}");
+        assert!(text.contains("l3_capacity = \"12345B\"") && text.contains("# log = "), "{text}");
         config.operator_key = Some(Secret::from("hush"));
         config.keys = vec!["alice=hush".parse().unwrap()];
         assert!(!written("A file.", &config).contains("hush"));

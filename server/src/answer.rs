@@ -1,4 +1,4 @@
-//! One answer as it comes from the engine, as text.
+//! One answer of the engine, as text.
 
 use std::time::Instant;
 
@@ -23,11 +23,11 @@ pub(crate) struct Answer {
     min_tokens: u32,
     /// The prompt, until it is told.
     echo: Option<Echo>,
-    /// Whether log-probabilities of the prompt come.
+    /// Whether the engine sends log-probabilities of the prompt.
     scores_prompt: bool,
     /// Tells log-probabilities, if they were asked for.
     scribe: Option<Scribe>,
-    /// Those of the next token.
+    /// Log-probabilities of the next token.
     logprobs: Option<Box<Logprobs>>,
     /// Tokens that mark calls, and their text.
     marks: Vec<(Token, &'static str)>,
@@ -44,11 +44,13 @@ pub(crate) struct Answer {
 pub(crate) enum Piece {
     /// More text, never none.
     Text(Fragment),
+    /// More reasoning, never none.
+    Reasoning(Fragment),
     /// A call of a function.
     Call(Call),
-    /// It is complete.
+    /// The end of a complete answer.
     Complete(Complete),
-    /// It came to no end.
+    /// The end of an answer that failed or was aborted.
     Unfinished(EndReason),
 }
 
@@ -58,7 +60,7 @@ pub(crate) struct Fragment {
     pub(crate) text: String,
     /// The tokens that begin in it and how likely they were, if that was asked for.
     pub(crate) scored: Vec<Scored>,
-    /// How many tokens the answer has had when this was said.
+    /// Tokens of the answer up to this text.
     pub(crate) tokens: u32,
 }
 
@@ -80,7 +82,7 @@ impl From<String> for Fragment {
     }
 }
 
-/// What an answer is besides the model's next tokens.
+/// Options of an answer.
 #[derive(Debug)]
 pub(crate) struct Manner {
     pub(crate) stops: Vec<String>,
@@ -88,23 +90,25 @@ pub(crate) struct Manner {
     pub(crate) min_tokens: u32,
     /// The prompt, if it is part of the answer.
     pub(crate) echo: Option<Echo>,
-    /// Whether log-probabilities are told.
+    /// Whether log-probabilities are returned.
     pub(crate) is_scored: bool,
     pub(crate) marks: Vec<(Token, &'static str)>,
 }
 
-/// What there is to know about a complete answer.
+/// Figures of a complete answer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Complete {
     pub(crate) finish: Finish,
     pub(crate) tokens: u32,
+    /// Tokens until the end of the reasoning.
+    pub(crate) reasoning_tokens: u32,
     pub(crate) hits: Hits,
     /// Unless it was not asked for, or a stop string ended the answer before its last token.
     pub(crate) logits_checksum: Option<u64>,
     pub(crate) first_token_at: Option<Instant>,
 }
 
-/// Why an answer is complete.
+/// Reason for the end of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Finish {
     Stop,
@@ -148,7 +152,7 @@ impl Answer {
         }
     }
 
-    /// Its pieces, in order; the last is the end.
+    /// Returns the pieces in order. The last is the end.
     pub(crate) fn pieces(self) -> impl Stream<Item = Piece> + Send + 'static {
         stream::unfold(self, |mut answer| async {
             let piece = answer.next().await?;
@@ -234,7 +238,7 @@ impl Answer {
         (!fragment.is_empty()).then_some(Piece::Text(fragment))
     }
 
-    /// What of a text is certainly before any stop string, and whether one has come.
+    /// Returns the text that is certainly before any stop string, and whether a stop string was found.
     fn look_for_stops(&mut self, text: String) -> (String, bool) {
         match self.tokens <= self.min_tokens {
             true => (text, false),
@@ -252,6 +256,7 @@ impl Answer {
         let complete = Piece::Complete(Complete {
             finish,
             tokens: self.tokens,
+            reasoning_tokens: 0,
             hits: self.hits,
             logits_checksum,
             first_token_at: self.first_token_at,

@@ -1,4 +1,6 @@
-//! Who asks, and what that lets them do.
+//! API keys, and the callers that they identify.
+
+use std::net::SocketAddr;
 
 use axum::http::{HeaderMap, header};
 use blake3::Hash;
@@ -6,7 +8,7 @@ use blake3::Hash;
 use crate::config::{Key, Secret};
 use crate::error::ApiError;
 
-/// Who asks.
+/// Caller of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Caller {
     /// Anybody: there are no keys.
@@ -47,7 +49,7 @@ impl Gate {
         }
     }
 
-    /// Who asks for an answer.
+    /// Identifies the caller of a request.
     ///
     /// # Errors
     /// When nobody may ask without a key, and this is none.
@@ -92,6 +94,16 @@ impl Gate {
         }
         found
     }
+}
+
+/// Checks that only this machine can reach an address. An address that cannot be resolved passes: it cannot be
+/// listened on either.
+///
+/// # Errors
+/// The address that other machines can reach.
+pub(crate) async fn check_local(listen: &str) -> Result<(), SocketAddr> {
+    let mut addresses = tokio::net::lookup_host(listen).await.into_iter().flatten();
+    addresses.find(|address| !address.ip().is_loopback()).map_or(Ok(()), Err)
 }
 
 fn bearer(headers: &HeaderMap) -> Option<&str> {

@@ -7,11 +7,11 @@ use terrace_l3_nodes::{NodeSecret, NodesConfig, SecretError};
 
 use crate::config::{Config, parse_nodes};
 
-/// What is missing to use a cluster or nodes.
+/// Reason why a cluster or nodes cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClusterError {
-    /// Nobody said which library to use.
+    /// No library is set.
     #[error(
         "a Mooncake cluster needs the library of your installation: give the path of its \
          libmooncake_store.so with --mooncake-library"
@@ -45,7 +45,6 @@ impl Config {
             device: self.mooncake_device.clone(),
             metadata_server: self.mooncake_metadata.clone(),
             segment_bytes: self.mooncake_segment.as_u64(),
-            buffer_bytes: self.mooncake_buffer.as_u64(),
             replicas: self.mooncake_replicas,
             preferred_segments: self.preferred_segments().map(str::to_owned).collect(),
             ..MooncakeConfig::new(library, master, capacity_bytes, object_bytes_max)

@@ -1,4 +1,4 @@
-//! What to serve, and how: every setting once, with all that is said about it.
+//! Settings of servers, nodes and routers, each with its description.
 
 mod device_choice;
 mod key;
@@ -14,13 +14,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use terrace_cache::{EvictionKind, WritePolicy};
-use terrace_l3_disk::PromotionConfig;
 use terrace_l3_mooncake::MooncakeConfig;
 use terrace_l3_nodes::RdmaChoice;
 use terrace_replay::Size;
 use terrace_routing::{Door, Endpoint};
 use terrace_scheduler::AdmissionOrder;
+use tower_http::cors::CorsLayer;
 
+use crate::cors;
 use crate::tool_calls::ToolFormat;
 use setting::settings;
 use value::Value;
@@ -39,11 +40,11 @@ settings! {
     Config, "TERRACE_" {
         "Server" {
             /// The address to listen on.
-            listen: String = "127.0.0.1:8000".to_owned(), "ADDRESS";
+            listen: String = "127.0.0.1:8000".to_owned(), "ADDRESS" { is_common: true };
             /// How long running requests may take to finish after the server is told to stop.
             shutdown_patience: Duration = Duration::from_secs(10), "TIME";
             /// The log filter, for example `info` or `terrace_engine=debug`. RUST_LOG works too.
-            log: Option<String> = None, "FILTER" { default_in_words: Some("warn,terrace_l3=info") };
+            log: Option<String> = None, "FILTER" { is_common: true, default_in_words: Some("warn,terrace_l3=info") };
             /// Record the traffic to a new file: arrival times, lengths and page keys, no text. `terrace replay`
             /// reads it. If the file exists, a number is added to the name, as in traffic.2.jsonl.
             record: Option<PathBuf> = None, "FILE";
@@ -54,37 +55,40 @@ settings! {
             metrics_vllm_names: bool = false, "SWITCH";
         }
         "Model" {
-            /// The model folder, in Hugging Face layout. Needs a program built with `--features models`.
-            model: Option<PathBuf> = None, "FOLDER"
-                { default_in_words: Some("the model that comes with the program") };
+            /// The model: a folder in Hugging Face layout, or a model of the Hugging Face Hub as org/name or
+            /// org/name@revision. A model of the hub is downloaded to the cache that Hugging Face's programs use
+            /// (HF_HOME, HF_HUB_CACHE). HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE work too.
+            model: Option<PathBuf> = None, "MODEL"
+                { is_common: true, default_in_words: Some("the model that comes with the program") };
             /// Serve a model with random weights instead of the built-in one. Its outputs are gibberish and do not end
             /// early: for tests and benchmarks.
             random_model: bool = false, "SWITCH";
             /// The model name that clients use.
-            name: Option<String> = None, "NAME" { default_in_words: Some("the folder's name") };
+            name: Option<String> = None, "NAME"
+                { is_common: true, default_in_words: Some("the folder's name, or org/name") };
             /// The format in which the model writes tool calls: hermes, llama or mistral.
             tool_format: Option<ToolFormat> = None, "FORMAT"
-                { default_in_words: Some("as its chat template says") };
+                { is_common: true, default_in_words: Some("as its chat template says") };
             /// The compute device: cpu; or, in programs built with `--features cuda`, cuda for the first NVIDIA
             /// GPU and cuda:NUMBER for another.
-            device: DeviceChoice = DeviceChoice::Cpu, "DEVICE";
+            device: DeviceChoice = DeviceChoice::Cpu, "DEVICE" { is_common: true };
             /// CPU compute threads. The maximum is four times the number of cores.
             threads: Option<usize> = None, "NUMBER" { default_in_words: Some("all cores") };
         }
         "Cache" {
             /// Size of the device tier: KV cache memory on the compute device, like vLLM's GPU KV cache.
             device_memory: Option<Size> = None, "SIZE"
-                { default_in_words: Some("256MiB on a CPU, the free memory of a GPU") };
+                { is_common: true, default_in_words: Some("256MiB on a CPU, the free memory of a GPU") };
             /// Size of the host tier: host memory for offloaded KV pages. 0 turns the tier off.
-            host_memory: Size = Size::gib(1), "SIZE";
+            host_memory: Size = Size::gib(1), "SIZE" { is_common: true };
             /// The L3 tier, which keeps KV pages beyond device and host memory: disk:FOLDER, memory:SIZE,
             /// mooncake://HOST:PORT, nodes://HOST:PORT,HOST:PORT or none; in builds with buckets,
             /// s3://BUCKET/PREFIX or bucket:URL.
             l3: Option<L3Choice> = None, "PLACE"
-                { default_in_words: Some("disk, in terrace/l3 of the user's cache folder") };
+                { is_common: true, default_in_words: Some("disk, in terrace/l3 of the user's cache folder") };
             /// Capacity of L3. On disk: the maximum size of the folder, for all models together. In a cluster or
             /// a bucket: the maximum that this server stores there.
-            l3_size: Size = Size::gib(4), "SIZE";
+            l3_capacity: Size = Size::gib(4), "SIZE" { is_common: true };
             /// Space that L3 on disk leaves free on its file system.
             l3_reserve: Option<Size> = None, "SIZE" { default_in_words:
                 Some("1/20 of the file system, between 1GiB and 16GiB, at most 1/4") };
@@ -100,14 +104,6 @@ settings! {
             /// Pages count as stored in L3 once its memory cache has them, and are written to disk in the background.
             /// Pages that are not on disk yet are lost if the process dies.
             l3_write_behind: bool = false, "SWITCH";
-            /// Pages promoted from disk to memory in parallel.
-            promotion_workers: u32 = 4, "NUMBER";
-            /// Pages per lookup. Promotion of one chunk starts before the next chunk is looked up.
-            promotion_chunk: u32 = 128, "PAGES";
-            /// How long promotion pauses after the memory was full.
-            promotion_cooldown: Duration = Duration::from_millis(500), "TIME";
-            /// How long a read waits for pages that are being promoted to memory.
-            promotion_wait: Duration = Duration::from_millis(10), "TIME";
             /// The libmooncake_store.so of your Mooncake installation, for mooncake://HOST:PORT.
             mooncake_library: Option<PathBuf> = None, "PATH";
             /// The transport to the Mooncake cluster: tcp or rdma.
@@ -121,8 +117,6 @@ settings! {
             /// Memory that this process contributes to the Mooncake cluster while it runs. 0 contributes none. What
             /// the cluster stores there is lost when the process ends.
             mooncake_segment: Size = Size(0), "SIZE";
-            /// Local buffer of the Mooncake library. 0 for none. Terrace's transfers do not need it.
-            mooncake_buffer: Size = Size(0), "SIZE";
             /// Replicas of each object in the Mooncake cluster, if it has enough segments.
             mooncake_replicas: u32 = 1, "NUMBER";
             /// Preferred segments of the Mooncake cluster, separated by commas. Objects go there while there is
@@ -153,16 +147,17 @@ settings! {
             gpu_tuning: Option<PathBuf> = None, "FOLDER"
                 { default_in_words: Some("terrace/gpu of the user's cache folder") };
             /// Allow the operator to plant a wrong page on the device (POST /plant_wrong_page?token=POSITION), to show its
-            /// effect on outputs. CPU only. Servers without this setting never use the pages of one with it.
+            /// effect on outputs. Only with the built-in model on a CPU. Servers without this setting never use the pages
+            /// of one with it.
             plant_wrong_pages: bool = false, "SWITCH";
         }
         "Batching" {
             /// Maximum number of tokens in one step (vLLM: max_num_batched_tokens).
             step_tokens: Option<u32> = None, "TOKENS"
-                { default_in_words: Some("512 on a CPU, 8192 on a GPU") };
+                { is_common: true, default_in_words: Some("512 on a CPU, 8192 on a GPU") };
             /// Maximum number of requests in a batch (vLLM: max_num_seqs).
             running_max: Option<u32> = None, "REQUESTS"
-                { default_in_words: Some("64 on a CPU, 256 on a GPU") };
+                { is_common: true, default_in_words: Some("64 on a CPU, 256 on a GPU") };
             /// Steps in flight. With 2, the next step is planned and launched while one runs. A new request then
             /// waits for both, which takes long on a CPU.
             steps_in_flight: Option<u32> = None, "STEPS"
@@ -202,11 +197,17 @@ settings! {
             kv_events_l3: bool = false, "SWITCH";
         }
         "Security" {
+            /// Allow everyone who can reach the address to use the server without a key. Without this setting, a server
+            /// that has no keys starts only on an address of this machine, like 127.0.0.1.
+            allow_anonymous: bool = false, "SWITCH" { is_common: true };
+            /// Origins of web pages that may send requests from a browser (CORS), separated by commas, for example
+            /// https://example.com; * for all. Operator requests that change the server stay refused for them.
+            cors_origins: String = String::new(), "ORIGINS" { default_in_words: Some("no other origin") };
             /// A tenant and its API key. Without keys, everybody who can reach the address may send requests. Prefer
             /// TERRACE_API_KEYS, separated by commas, or the file: other users can see command lines.
-            keys: Vec<Key> = Vec::new(), "NAME=KEY" as API_KEYS;
+            keys: Vec<Key> = Vec::new(), "NAME=KEY" { is_common: true } as API_KEYS;
             /// The key for /metrics and the web page.
-            operator_key: Option<Secret> = None, "KEY" { is_secret: true };
+            operator_key: Option<Secret> = None, "KEY" { is_common: true, is_secret: true };
             /// The secret that page keys are hashed with: at least 32 random characters, the same on all servers that
             /// share an L3. Without it, a client that can choose tokens can craft prompts whose pages have the keys of
             /// other prompts' in a shared L3, and evict those.
@@ -242,8 +243,6 @@ settings! {
         n_max: u32 = 16, "NUMBER";
         /// Maximum number of completions per request: prompts times n.
         answers_max: u32 = 256, "NUMBER";
-        /// Maximum number of viewers of the web page.
-        viewers_max: usize = 16, "NUMBER";
     }
 }
 
@@ -251,7 +250,7 @@ settings! {
 const WAIT_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 impl Config {
-    /// Whether this configuration can work, as far as that can be told without trying.
+    /// Checks that the settings are valid and agree with each other.
     ///
     /// # Errors
     /// The first setting that cannot, and what to change.
@@ -286,6 +285,12 @@ impl Config {
                 "it is for models on a CPU: leave it out, or use cpu for device (--device)";
             return Err(ConfigError::new("plant_wrong_pages", true, advice));
         }
+        if self.plant_wrong_pages && self.model.is_some() {
+            let advice =
+                "it is for the built-in model only: leave it out, or leave model (--model) out";
+            return Err(ConfigError::new("plant_wrong_pages", true, advice));
+        }
+        self.cors()?;
         if let WritePolicy::SelectiveWriteThrough { hits: 0 } = self.write_policy {
             let advice = "use at least 1 for HITS, or write-through";
             return Err(ConfigError::new("write_policy", self.write_policy, advice));
@@ -316,7 +321,18 @@ impl Config {
         self.limits.check()
     }
 
-    /// Whether a cluster or nodes could be used like this.
+    /// Returns what tells browsers which pages may read responses.
+    ///
+    /// # Errors
+    /// If one of the origins is none.
+    pub(crate) fn cors(&self) -> Result<Option<CorsLayer>, ConfigError> {
+        let advice =
+            "write each as http://HOST[:PORT] or https://HOST[:PORT] without a path, or only *";
+        cors::layer(&self.cors_origins)
+            .map_err(|wrong| ConfigError::new("cors_origins", wrong, advice))
+    }
+
+    /// Checks the settings of clusters and nodes.
     ///
     /// # Errors
     /// As for [`Config::check`].
@@ -350,17 +366,7 @@ impl Config {
         self.mooncake_prefer.split(',').map(str::trim).filter(|name| !name.is_empty())
     }
 
-    /// How pages move from disk to memory over it.
-    pub(crate) fn promotion(&self) -> PromotionConfig {
-        promotion(
-            self.promotion_workers,
-            self.promotion_chunk,
-            self.promotion_cooldown,
-            self.promotion_wait,
-        )
-    }
-
-    /// Whether a machine with so many cores can compute on so many threads.
+    /// Checks the number of threads for a machine with the given number of cores.
     fn check_threads(&self, cores: usize) -> Result<(), ConfigError> {
         let threads_max = (4 * cores).clamp(16, 1024);
         match self.threads {
@@ -380,19 +386,7 @@ impl Config {
     }
 }
 
-/// How objects move from disk to memory, where it is set.
-fn promotion(workers: u32, chunk: u32, cooldown: Duration, wait: Duration) -> PromotionConfig {
-    let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-    PromotionConfig {
-        workers,
-        chunk_keys: chunk.max(1),
-        cooldown_ms: ms(cooldown),
-        get_wait_ms: ms(wait),
-        ..PromotionConfig::default()
-    }
-}
-
-/// How many threads this machine can run at once.
+/// Returns the number of threads that this machine can run at once.
 pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
@@ -413,7 +407,6 @@ impl Limits {
         }
         let counts = [
             ("limits.connections_max", self.connections_max as u64),
-            ("limits.viewers_max", self.viewers_max as u64),
             ("limits.send_buffer", self.send_buffer.as_u64()),
         ];
         if let Some((setting, value)) = counts.iter().find(|(_, value)| *value > 1 << 30) {
@@ -606,7 +599,6 @@ mod tests {
         assert_eq!(with("connections_max = 100000").check(), Ok(()));
         for wrong in [
             "connections_max = 9000000000000000000",
-            "viewers_max = 9000000000000000000",
             "send_buffer = \"8GiB\"",
             "write_timeout = \"18446744073709551615s\"",
             "idle_timeout = \"18446744073709551615s\"",
@@ -630,13 +622,14 @@ mod tests {
             "device = \"cuda\"\ncanary = 0",
             "l3 = \"memory:1GiB\"\nl3_memory = \"1GiB\"",
             "l3_write_behind = true",
+            "cors_origins = \"https://example.com/path\"",
+            "plant_wrong_pages = true\nmodel = \"a-folder\"",
             "node_copies = 3",
             "shutdown_patience = \"9999years\"",
             "l3_doubt_after = \"9999years\"",
             "write_policy = { selective_write_through = { hits = 0 } }",
             "operator_key = \"\"",
             "[limits]\nn_max = 0",
-            "[limits]\nviewers_max = 9000000000000000000",
             "[limits]\nbodies_max = \"2GiB\"",
             "[limits]\nbody_timeout = \"0s\"",
         ];

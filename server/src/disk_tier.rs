@@ -43,12 +43,12 @@ impl DiskTier {
         };
         let folder = StoreFolder {
             path,
-            limit_bytes: config.l3_size.as_u64(),
+            limit_bytes: config.l3_capacity.as_u64(),
             reserve_bytes: reserve.as_u64(),
         };
         let opened = folder.open(page_bytes).map_err(refusal)?;
         let secret = config.l3_secret.is_none().then(|| folder.secret()).transpose()?;
-        let notes = notes(&opened, opened.store.opening(), config.l3_size, SystemTime::now());
+        let notes = notes(&opened, opened.store.opening(), config.l3_capacity, SystemTime::now());
         let mut place = opened.path.display().to_string();
         let store: Arc<dyn Store> = if config.l3_memory == Size(0) {
             Arc::new(opened.store)
@@ -68,8 +68,7 @@ fn under_memory(
 ) -> Result<TieredStore, LaunchError> {
     let memory = MemoryConfig::new(config.l3_memory.as_u64(), page_bytes);
     let memory = MemoryStore::new(memory).map_err(LaunchError::L3Memory)?;
-    let (promotion, write_behind) = (config.promotion(), config.l3_write_behind);
-    let tiers = TieredConfig { promotion, write_behind };
+    let tiers = TieredConfig { write_behind: config.l3_write_behind, ..TieredConfig::default() };
     Ok(TieredStore::new(memory, disk, tiers).expect("they are new"))
 }
 
@@ -92,7 +91,7 @@ fn refusal(error: OpenError) -> LaunchError {
     }
 }
 
-/// What became of the store and of those beside it.
+/// Notes on the store that was opened and on the other stores in its folder.
 fn notes(opened: &OpenedInFolder, opening: Opening, limit: Size, now: SystemTime) -> Vec<String> {
     let mut notes = Vec::new();
     if let Some(shortage) = opening.shortage {
@@ -100,7 +99,7 @@ fn notes(opened: &OpenedInFolder, opening: Opening, limit: Size, now: SystemTime
         let has_idle = opened.others.iter().any(|other| other.owner.is_none());
         let where_free = if has_idle { "free or in pages of unused stores" } else { "free" };
         notes.push(format!(
-            "warning: the store cannot grow to --l3-size {limit}: the file system has {free} \
+            "warning: the store cannot grow to --l3-capacity {limit}: the file system has {free} \
              {where_free}, and {reserve} must stay free (--l3-reserve)"
         ));
     }
@@ -108,7 +107,7 @@ fn notes(opened: &OpenedInFolder, opening: Opening, limit: Size, now: SystemTime
         let (pages, bytes) = (whole(opening.dropped.objects), Size(opening.dropped.bytes));
         notes.push(format!(
             "warning: the store was larger; the {pages} oldest pages, {bytes}, were dropped to \
-             keep to --l3-size {limit}"
+             keep to --l3-capacity {limit}"
         ));
     }
     for other in &opened.removed {
@@ -195,10 +194,10 @@ mod tests {
         };
         let told = notes(&opened, opening, Size::mib(64), now);
         let expected = [
-            "warning: the store cannot grow to --l3-size 64.0 MiB: the file system has 12.0 MiB free \
+            "warning: the store cannot grow to --l3-capacity 64.0 MiB: the file system has 12.0 MiB free \
              or in pages of unused stores, and 3.0 MiB must stay free (--l3-reserve)",
             "warning: the store was larger; the 1,234 oldest pages, 5.0 MiB, were dropped to keep to \
-             --l3-size 64.0 MiB",
+             --l3-capacity 64.0 MiB",
             "warning: pages of 32.0 KiB in pages-of-32768-bytes, 3.0 MiB, last used 3 days ago, were \
              removed to free space",
             "also there: pages of 8.0 KiB in pages-of-8192-bytes, 3.0 MiB, last used 1 hour ago, in use \

@@ -10,10 +10,16 @@ use crate::error::ApiError;
 /// The fields of a JSON object. `null` is as good as absent.
 #[derive(Clone, Debug)]
 pub(crate) struct Fields {
-    /// Those that were not taken out.
+    /// Fields that were not taken out.
     left: Map<String, Value>,
     /// Names of fields that were asked for, whether they were there or not.
     known: Vec<&'static str>,
+}
+
+impl From<Map<String, Value>> for Fields {
+    fn from(left: Map<String, Value>) -> Self {
+        Self { left, known: Vec::new() }
+    }
 }
 
 impl Fields {

@@ -15,12 +15,15 @@ use terrace_scheduler::Token;
 use crate::answer::{Answer, Complete, Fragment, Manner, Piece};
 use crate::auth::Caller;
 use crate::body;
+use crate::config::Limits;
 use crate::echo::Echo;
 use crate::error::{ApiError, json_response};
 use crate::history::History;
 use crate::metrics::AnswerClock;
-use crate::parameters::{Input, Kind, Parameters, Prompt};
-use crate::reply::{Reply, Usage};
+use crate::parameters::{Input, Kind, Parameters, Prompt, TellsUsage};
+use crate::reasoning::{self, ReasoningReader};
+use crate::reply::{self, Reply, Usage};
+use crate::responses;
 use crate::served_model::ServedModel;
 use crate::state::State;
 use crate::stream;
@@ -35,9 +38,9 @@ pub(crate) struct Answers {
     pub(crate) reply: Reply,
     pub(crate) usage: Usage,
     pub(crate) count: usize,
-    /// What is logged about them is logged in here.
+    /// Span for log lines about them.
     pub(crate) span: tracing::Span,
-    /// Number of answers per prompt.
+    /// Number of answers to each prompt.
     n: usize,
     /// Counts a stream that ends with an error.
     pub(crate) history: Arc<History>,
@@ -50,27 +53,68 @@ impl Answers {
     }
 }
 
-/// Answers a request.
+/// Answers a completion or a chat.
 pub(crate) async fn handle(
     kind: Kind,
     state: Arc<State>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let asked_at = Instant::now();
-    state.check_open()?;
-    let caller = state.gate.client(&headers)?;
-    let received = body::receive(&headers, body, &state.limits, &state.bodies).await?;
-    let asked =
-        body::understand(&state, received, move |state, bytes| understand(kind, state, bytes));
-    let asked = asked.await?;
-    let (is_stream, tells_usage) = (asked.parameters.stream, asked.parameters.tells_usage);
-    let rule = compile(&state, &asked.parameters).await?;
-    let answers = submit(kind, &state, &caller, asked, rule, asked_at).await?;
+    let parse = move |bytes: &[u8], limits: &Limits| -> Result<_, ApiError> {
+        Ok((Parameters::parse(kind, bytes, limits)?, ()))
+    };
+    let Begun { answers, is_stream, tells_usage, .. } =
+        begin(kind, state, headers, body, parse).await?;
     if is_stream {
         return Ok(stream::respond(answers, tells_usage).into_response());
     }
     whole(answers).await
+}
+
+/// Answers a request of the Responses API.
+pub(crate) async fn respond(
+    state: Arc<State>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let begun = begin(Kind::Chat, state, headers, body, responses::parse).await?;
+    let Begun { answers, is_stream, more, .. } = begun;
+    match is_stream {
+        true => Ok(responses::stream(answers, more)),
+        false => responses::whole(answers, more).await,
+    }
+}
+
+/// A request whose answers are under way.
+struct Begun<T> {
+    answers: Answers,
+    is_stream: bool,
+    tells_usage: TellsUsage,
+    /// Other parts that were read from the request.
+    more: T,
+}
+
+/// Reads a request and submits it.
+async fn begin<T: Send + 'static>(
+    kind: Kind,
+    state: Arc<State>,
+    headers: HeaderMap,
+    body: Body,
+    parse: impl FnOnce(&[u8], &Limits) -> Result<(Parameters, T), ApiError> + Send + 'static,
+) -> Result<Begun<T>, ApiError> {
+    let asked_at = Instant::now();
+    state.check_open()?;
+    let caller = state.gate.client(&headers)?;
+    let received = body::receive(&headers, body, &state.limits, &state.bodies).await?;
+    let asked = body::understand(&state, received, move |state, bytes| {
+        let (parameters, more) = parse(bytes, &state.limits)?;
+        Ok((understand(kind, state, parameters)?, more))
+    });
+    let (asked, more) = asked.await?;
+    let (is_stream, tells_usage) = (asked.parameters.stream, asked.parameters.tells_usage);
+    let rule = compile(&state, &asked.parameters).await?;
+    let answers = submit(kind, &state, &caller, asked, rule, asked_at).await?;
+    Ok(Begun { answers, is_stream, tells_usage, more })
 }
 
 /// A request that is understood.
@@ -79,14 +123,13 @@ struct Asked {
     prompts: Vec<Vec<Token>>,
     /// The prompts as parts of their answers, if they are.
     echoes: Vec<Option<Echo>>,
-    /// What the answers may call, and how the model writes that.
+    /// Functions that the answers may call, and the format of calls.
     calls: Option<(ToolFormat, Offer)>,
-    /// Whether the answers go on with a message that has begun.
+    /// Whether the answers continue the last message.
     continues: bool,
 }
 
-fn understand(kind: Kind, state: &State, bytes: &[u8]) -> Result<Asked, ApiError> {
-    let mut parameters = Parameters::parse(kind, bytes, &state.limits)?;
+fn understand(kind: Kind, state: &State, mut parameters: Parameters) -> Result<Asked, ApiError> {
     let model = &state.model;
     if let Some(asked) = &parameters.model {
         model.check_name(asked)?;
@@ -97,8 +140,10 @@ fn understand(kind: Kind, state: &State, bytes: &[u8]) -> Result<Asked, ApiError
         Input::Chat(chat) => {
             let prompt = chat.encode(model)?;
             continues = chat.conversation.end == PromptEnd::Continued;
-            calls = model.tool_format.zip(chat.offer);
-            // What of a call's text would be scored, nobody could say.
+            // A forced call has no format of its own.
+            let format = model.tool_format.unwrap_or(ToolFormat::Hermes);
+            calls = chat.offer.map(|offer| (format, offer));
+            // Log-probabilities are undefined for the text of a call.
             if calls.is_some() && parameters.scoring.is_some() {
                 let message = "`logprobs` and `tools` cannot be combined: leave one of them out";
                 return Err(ApiError::field("logprobs", message));
@@ -166,7 +211,15 @@ async fn submit(
     state.shares.check_priority(caller, parameters.priority)?;
     let count = prompts.len() * parameters.n as usize;
     let mut places = state.shares.take(caller, count)?;
-    let marks = calls.as_ref().map(|(format, _)| model.marks_of(*format)).unwrap_or_default();
+    // An answer with a constraint follows it from its first token, so it has no reasoning.
+    let separates = kind == Kind::Chat && model.marks_reasoning && rule.is_none();
+    let mut marks = Vec::new();
+    if let Some((format, _)) = &calls {
+        marks.extend(model.tokens_of_marks(format.marks()));
+    }
+    if separates {
+        marks.extend(model.tokens_of_marks(reasoning::MARKS));
+    }
     let salt = caller.salt(&parameters.cache_salt);
     state.salts.lock().used(&salt);
     let prompt_tokens = prompts.iter().map(Vec::len).sum();
@@ -195,6 +248,7 @@ async fn submit(
             false => decoder,
         };
         let prompt_tokens = prompt.len();
+        let is_reasoning_open = separates && reasoning::is_open_after(&model.tokenizer, &prompt);
         let mut answer = |choice| Sibling {
             sampling: parameters.sampling(choice),
             grammar: rule.as_ref().map(|rule| rule.grammar(stop_tokens.clone())),
@@ -229,8 +283,10 @@ async fn submit(
                 marks: marks.clone(),
             };
             let answer = Answer::new(generation, decoder.clone(), manner, clock);
+            let reader = separates.then(|| ReasoningReader::new(is_reasoning_open));
+            let pieces = reasoning::separate(answer.pieces(), reader);
             let reader = calls.clone().map(|(format, offer)| CallReader::new(format, offer));
-            let pieces = tool_calls::apart(answer.pieces(), reader);
+            let pieces = tool_calls::apart(pieces, reader);
             let place = index;
             answers.pieces.push(pieces.map(move |piece| (place, piece)).boxed());
             index += 1;
@@ -249,11 +305,11 @@ fn stop_tokens(parameters: &Parameters, model: &ServedModel) -> Arc<[Token]> {
     }
 }
 
-/// What a completion has if nobody says how many.
+/// Output tokens of a completion without `max_tokens`.
 const COMPLETION_TOKENS: u32 = 16;
 
-/// As many as were asked for. Without a wish a completion has a few, and a chat goes on to the end of
-/// the context.
+/// Returns the maximum number of output tokens. Without `max_tokens`, a completion has a few, and a chat continues to
+/// the end of the context.
 fn max_new_tokens(
     kind: Kind,
     parameters: &Parameters,
@@ -271,14 +327,20 @@ fn max_new_tokens(
 /// Waits for all answers and sends them at once.
 async fn whole(mut answers: Answers) -> Result<Response, ApiError> {
     let mut texts = vec![Fragment::default(); answers.count];
+    let mut reasonings = vec![String::new(); answers.count];
     let mut calls = vec![Vec::new(); answers.count];
     let mut choices = vec![serde_json::Value::Null; answers.count];
     while let Some((index, piece)) = answers.pieces.next().await {
         match piece {
             Piece::Text(fragment) => texts[index].push(fragment),
+            Piece::Reasoning(fragment) => {
+                reasonings[index].push_str(&fragment.text);
+                texts[index].scored.extend(fragment.scored);
+            }
             Piece::Call(call) => calls[index].push(call),
             Piece::Complete(complete) => {
                 choices[index] = answers.reply.choice(index, &texts[index], &complete);
+                reply::add_reasoning(&mut choices[index], &reasonings[index]);
                 tool_calls::add_to_message(&mut choices[index], &calls[index]);
                 answers.add(index, &complete);
             }

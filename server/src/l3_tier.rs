@@ -93,7 +93,7 @@ type Opened = (Arc<dyn Store>, Option<String>);
 /// starts all the same; a library that cannot be used never will.
 fn open_mooncake(master: &str, config: &Config, sizes: &Sizes) -> Result<Opened, LaunchError> {
     const PATIENCE: Duration = Duration::from_secs(2);
-    let mooncake = config.mooncake(master, config.l3_size.as_u64(), sizes.page_bytes)?;
+    let mooncake = config.mooncake(master, config.l3_capacity.as_u64(), sizes.page_bytes)?;
     let store = MooncakeStore::open(mooncake).map_err(LaunchError::L3Mooncake)?;
     let reached = if store.wait_until_connected(PATIENCE) { "" } else { ", not reached yet" };
     Ok((Arc::new(store), Some(format!("the Mooncake cluster at {master}{reached}"))))
@@ -103,7 +103,7 @@ fn open_mooncake(master: &str, config: &Config, sizes: &Sizes) -> Result<Opened,
 #[cfg(feature = "buckets")]
 fn open_bucket(url: &str, config: &Config, sizes: &Sizes) -> Result<Opened, LaunchError> {
     use terrace_l3_buckets::{BucketsConfig, BucketsStore};
-    let bucket = BucketsConfig::new(url, config.l3_size.as_u64(), sizes.page_bytes);
+    let bucket = BucketsConfig::new(url, config.l3_capacity.as_u64(), sizes.page_bytes);
     let store =
         BucketsStore::open(bucket).map_err(|error| LaunchError::L3Bucket(error.to_string()))?;
     Ok((Arc::new(store), Some(format!("the bucket {url}"))))

@@ -6,6 +6,7 @@ mod cuda;
 mod scheduling;
 pub(crate) mod sizes;
 
+use std::borrow::Cow;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,8 +24,11 @@ use self::sizes::Sizes;
 use crate::cluster::ClusterError;
 use crate::config::{Config, ConfigError, DeviceChoice};
 use crate::gpu::GpuWatch;
+#[cfg(feature = "models")]
+use crate::hub::{self, Downloaded, HubError, Needed};
 use crate::l3_tier::open_l3;
 use crate::planting::Planting;
+use crate::reasoning;
 use crate::recordings::Recordings;
 use crate::served_model::ServedModel;
 use crate::summary::Summary;
@@ -37,11 +41,11 @@ pub struct Launched {
     pub engine: Engine,
     /// The model that it computes.
     pub model: ServedModel,
-    /// What was started.
+    /// Summary for the operator.
     pub summary: Summary,
-    /// What its GPU tells of itself, if it has one.
+    /// Figures of its GPU, if it has one.
     pub gpu: Option<GpuWatch>,
-    /// Where wrong pages are asked for, if the model plants them.
+    /// Handle that plants wrong pages, if that is allowed.
     pub planting: Option<Planting>,
 }
 
@@ -55,6 +59,10 @@ pub enum LaunchError {
     /// The model cannot be loaded.
     #[error("cannot load the model: {0}")]
     Model(#[from] LoadError),
+    /// The model is no folder, and cannot be had from the hub.
+    #[cfg(feature = "models")]
+    #[error(transparent)]
+    Hub(#[from] HubError),
     /// There is not enough memory for the device tier.
     #[error(
         "{memory} of device memory hold only {tokens} tokens of this model's KV, at {page} per \
@@ -164,7 +172,7 @@ pub enum LaunchError {
     /// Other servers have all that the folder may take.
     #[error(
         "not enough space for L3 in {}: stores with other page sizes in the same folder, in use by \
-         {owners}, take {taken} of the {limit} for all; raise --l3-size, or use --l3 \
+         {owners}, take {taken} of the {limit} for all; raise --l3-capacity, or use --l3 \
          disk:OTHER-FOLDER or --l3 none",
         path.display()
     )]
@@ -211,7 +219,7 @@ pub enum LaunchError {
 /// # Errors
 /// What cannot work, and what to change.
 pub fn launch(config: &Config) -> Result<Launched, LaunchError> {
-    launch_telling(config, &mut |_, _| {})
+    launch_telling(config, &mut |_| {})
 }
 
 /// Waits until no GPU is used any more, and says whether that came to be: a program whose engines have ended does so
@@ -220,20 +228,70 @@ pub fn wait_for_gpus(patience: Duration) -> bool {
     cuda::wait_until_closed(patience)
 }
 
-/// Starts an engine, as [`launch`] does. While weights are brought to a GPU, `progress` is told how many bytes of
-/// them are there, and of how many.
+/// What is under way while an engine starts.
+#[derive(Clone, Copy, Debug)]
+pub enum Progress<'a> {
+    /// The files of a model are being downloaded.
+    Download {
+        /// The model.
+        model: &'a str,
+        /// Bytes that have arrived.
+        bytes: u64,
+        /// Bytes of all files that were missing.
+        total_bytes: u64,
+    },
+    /// Weights are being copied to a GPU.
+    Weights {
+        /// Bytes that have arrived.
+        bytes: u64,
+        /// Bytes of all weights.
+        total_bytes: u64,
+    },
+}
+
+/// Starts an engine, as [`launch`] does, and calls `progress` while the model is downloaded and while weights are copied
+/// to a GPU.
 ///
 /// # Errors
 /// What cannot work, and what to change.
 pub fn launch_telling(
     config: &Config,
-    progress: &mut dyn FnMut(u64, u64),
+    progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Launched, LaunchError> {
     config.check()?;
+    let config = &with_folder(config, progress)?;
     match config.device {
         DeviceChoice::Cpu => cpu::launch(config),
-        DeviceChoice::Cuda(ordinal) => cuda::launch(config, ordinal, progress),
+        DeviceChoice::Cuda(ordinal) => {
+            let mut progress =
+                |bytes, total_bytes| progress(Progress::Weights { bytes, total_bytes });
+            cuda::launch(config, ordinal, &mut progress)
+        }
     }
+}
+
+/// Returns the settings with the folder of the model that they name, after downloading it if it is one of the hub.
+#[cfg(feature = "models")]
+fn with_folder<'a>(
+    config: &'a Config,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<Cow<'a, Config>, LaunchError> {
+    let Some(model) = &config.model else { return Ok(Cow::Borrowed(config)) };
+    let mut told = |model: &str, Downloaded { bytes, total_bytes }| {
+        progress(Progress::Download { model, bytes, total_bytes });
+    };
+    let folder = hub::find_folder(model, Needed::Model, &mut told)?;
+    let name = config.name.clone().or(folder.name);
+    Ok(Cow::Owned(Config { model: Some(folder.path), name, ..config.clone() }))
+}
+
+/// Returns the settings as they are: a program without models from folders refuses them later.
+#[cfg(not(feature = "models"))]
+fn with_folder<'a>(
+    config: &'a Config,
+    _progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<Cow<'a, Config>, LaunchError> {
+    Ok(Cow::Borrowed(config))
 }
 
 /// The model that the settings name, before its weights are read.
@@ -254,7 +312,7 @@ struct Ready<M, D> {
     place: Place,
 }
 
-/// What a model reads and says.
+/// Tokenizer, chat template and name of a model.
 struct Text {
     tokenizer: Tokenizer,
     chat: ChatTemplate,
@@ -262,11 +320,11 @@ struct Text {
     name: String,
 }
 
-/// Where a model computes.
+/// Device of a model.
 struct Place {
     in_words: String,
     gpu: Option<GpuWatch>,
-    /// What is to be said about the GPU, a line each.
+    /// Lines about the GPU for the summary.
     gpu_notes: Vec<String>,
 }
 
@@ -288,6 +346,7 @@ where
         stop_tokens: stop_tokens.into(),
         tokens_max,
         tool_format: config.tool_format.or_else(|| ToolFormat::of(&chat)),
+        marks_reasoning: reasoning::is_marked_in(&chat),
         root: config.model.as_ref().map_or(name, |folder| folder.display().to_string()),
         created: config.model.as_deref().and_then(last_written).unwrap_or_else(now),
         fingerprint: model.fingerprint(),
@@ -313,7 +372,7 @@ where
     Ok(Launched { engine, model: model_served, summary, gpu: place.gpu, planting: None })
 }
 
-/// What is to be said about the model, if it comes with the program.
+/// Returns a note about a model that comes with the program.
 fn about(config: &Config) -> Option<&'static str> {
     match (&config.model, config.random_model) {
         (Some(_), _) => None,

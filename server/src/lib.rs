@@ -14,6 +14,7 @@ mod cluster;
 mod config;
 mod connection;
 mod connections;
+mod cors;
 mod disk_tier;
 mod echo;
 mod error;
@@ -21,19 +22,24 @@ mod fields;
 mod generate;
 mod gpu;
 mod history;
+#[cfg(feature = "models")]
+mod hub;
 mod kv_events;
 mod l3_tier;
 mod launch;
 mod logprobs;
 mod messages;
 mod metrics;
+mod openapi;
 mod page;
 mod parameters;
 mod planting;
+mod reasoning;
 mod recordings;
 mod refused;
 mod reply;
 mod request_id;
+mod responses;
 mod route;
 mod salts;
 mod sampling_fields;
@@ -56,7 +62,9 @@ pub use config::{
     NodeSettings, RouteSettings, Secret, Setting, WorkerPlace,
 };
 pub use gpu::{GpuFigures, GpuWatch, LinkFigures};
-pub use launch::{LaunchError, Launched, launch, launch_telling, wait_for_gpus};
+#[cfg(feature = "models")]
+pub use hub::{Downloaded, Hub, HubError, HubModel, Needed};
+pub use launch::{LaunchError, Launched, Progress, launch, launch_telling, wait_for_gpus};
 pub use metrics::serve_node_figures;
 pub use planting::Planting;
 pub use route::{RouteError, RouterServer};

@@ -9,6 +9,7 @@ use terrace_scheduler::Token;
 use crate::error::ApiError;
 use crate::fields::{Fields, typed};
 use crate::served_model::ServedModel;
+use crate::structured::Structure;
 use crate::tools::{FunctionKind, Offer, Tools};
 
 /// A conversation, and what the model may call to answer it.
@@ -16,6 +17,8 @@ use crate::tools::{FunctionKind, Offer, Tools};
 pub(crate) struct Chat {
     pub(crate) conversation: Conversation,
     pub(crate) offer: Option<Offer>,
+    /// The constraint by which the answer is a call, if it has to be one.
+    pub(crate) forced_calls: Option<Structure>,
 }
 
 /// Fields that only conversations have.
@@ -39,12 +42,12 @@ impl Chat {
     pub(crate) fn parse(fields: &mut Fields) -> Result<Self, ApiError> {
         refuse_other_templates(fields)?;
         let messages = messages(fields.take("messages"))?;
-        let Tools { tools, offer } = Tools::parse(fields)?;
+        let Tools { tools, offer, forced_calls } = Tools::parse(fields)?;
         let end = prompt_end(fields)?;
         let special_tokens = fields.flag("add_special_tokens")?;
         let variables = variables(fields)?;
         let conversation = Conversation { messages, tools, variables, end, special_tokens };
-        Ok(Self { conversation, offer })
+        Ok(Self { conversation, offer, forced_calls })
     }
 
     /// The tokens of its prompt.
@@ -53,7 +56,8 @@ impl Chat {
     /// When the model's template cannot write it, or nobody knows how the model would call.
     pub(crate) fn encode(&self, model: &ServedModel) -> Result<Vec<Token>, ApiError> {
         let tokens = model.tokenizer.encode_chat(&model.chat, &self.conversation)?;
-        if self.offer.is_some() && model.tool_format.is_none() {
+        let is_free = self.offer.as_ref().is_some_and(|offer| offer.forced.is_none());
+        if is_free && model.tool_format.is_none() {
             let message = "the server does not know in which format this model writes tool calls: \
                            leave `tools` out, or start the server with --tool-format";
             return Err(ApiError::field("tools", message));

@@ -1,4 +1,4 @@
-//! What a request asks for, read from its JSON and checked.
+//! Parameters of a request, read from its JSON and checked.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -16,12 +16,12 @@ use crate::sampling_fields::Choosing;
 use crate::structured::Structure;
 use crate::truncation::Truncation;
 
-/// What a request asks for.
+/// Parameters of a request.
 #[derive(Clone, Debug)]
 pub(crate) struct Parameters {
     pub(crate) model: Option<String>,
     pub(crate) input: Input,
-    /// How many tokens at the most; what is usual for the kind of request if not given.
+    /// Maximum number of output tokens. Without it, the default depends on the kind of request.
     pub(crate) max_tokens: Option<u32>,
     pub(crate) choosing: Choosing,
     pub(crate) seed: u64,
@@ -34,13 +34,13 @@ pub(crate) struct Parameters {
     pub(crate) priority: i32,
     pub(crate) logits_checksum: bool,
     pub(crate) ignore_eos: bool,
-    /// What log-probabilities to tell.
+    /// Log-probabilities to return.
     pub(crate) scoring: Option<Scoring>,
     /// Whether the prompt is part of the answer.
     pub(crate) echo: bool,
-    /// What the answer has to follow.
+    /// Constraint on the answer.
     pub(crate) structure: Option<Structure>,
-    /// Whether prompts have the tokens that a model wants around every text.
+    /// Whether the tokenizer adds its special tokens around prompts.
     pub(crate) add_special_tokens: bool,
     pub(crate) truncation: Truncation,
 }
@@ -55,7 +55,7 @@ pub(crate) enum TellsUsage {
     AllAlong,
 }
 
-/// What to start from.
+/// Prompts or a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Input {
     Prompts(Vec<Prompt>),
@@ -80,14 +80,24 @@ impl Parameters {
     /// # Errors
     /// The first field that is wrong, or that asks for what this server cannot do.
     pub(crate) fn parse(kind: Kind, json: &[u8], limits: &Limits) -> Result<Self, ApiError> {
-        let mut fields = Fields::parse(json)?;
+        Self::read(kind, Fields::parse(json)?, limits)
+    }
+
+    /// # Errors
+    /// As for [`Parameters::parse`].
+    pub(crate) fn read(kind: Kind, mut fields: Fields, limits: &Limits) -> Result<Self, ApiError> {
         refuse_unsupported(&mut fields)?;
+        let mut forced_calls = None;
         let input = match kind {
             Kind::Completion => {
                 messages::refuse_chat_fields(&mut fields)?;
                 Input::Prompts(prompts(fields.take("prompt"), limits)?)
             }
-            Kind::Chat => Input::Chat(Box::new(Chat::parse(&mut fields)?)),
+            Kind::Chat => {
+                let mut chat = Chat::parse(&mut fields)?;
+                forced_calls = chat.forced_calls.take();
+                Input::Chat(Box::new(chat))
+            }
         };
         let stream = fields.flag("stream")?;
         let echo = match kind {
@@ -120,7 +130,7 @@ impl Parameters {
             ignore_eos: fields.flag("ignore_eos")?,
             scoring: Scoring::parse(kind, &mut fields)?,
             echo,
-            structure: Structure::parse(&mut fields)?,
+            structure: Structure::only(forced_calls, Structure::parse(&mut fields)?)?,
             add_special_tokens: fields.flag_or("add_special_tokens", true)?,
             truncation: Truncation::parse(&mut fields)?,
         };
@@ -128,7 +138,7 @@ impl Parameters {
         Ok(parameters)
     }
 
-    /// How the tokens of one of the answers to a prompt are chosen.
+    /// Returns the sampling of one of the answers to a prompt.
     pub(crate) fn sampling(&self, choice: u32) -> Sampling {
         self.choosing.sampling(xxh3_64_with_seed(&choice.to_le_bytes(), self.seed))
     }
@@ -211,7 +221,7 @@ fn stops(value: Option<Value>, limits: &Limits) -> Result<Vec<String>, ApiError>
     Ok(stops)
 }
 
-/// What a stream tells besides its answers.
+/// Options of a stream.
 #[derive(Deserialize)]
 struct StreamOptions {
     include_usage: Option<bool>,

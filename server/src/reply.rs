@@ -12,7 +12,7 @@ use crate::parameters::{Kind, random};
 use crate::served_model::ServedModel;
 use crate::tool_calls::Call;
 
-/// What all JSON of one request has in common.
+/// Builds the JSON of all answers to one request.
 #[derive(Clone, Debug)]
 pub(crate) struct Reply {
     kind: Kind,
@@ -57,7 +57,7 @@ impl Reply {
         reply
     }
 
-    /// One of the answers, complete.
+    /// Returns a complete answer.
     pub(crate) fn choice(&self, index: usize, whole: &Fragment, complete: &Complete) -> Value {
         let text = &whole.text;
         let mut choice = match self.kind {
@@ -71,7 +71,7 @@ impl Reply {
         choice
     }
 
-    /// Has the first chunk of an answer say who speaks, in kinds of answers that say so.
+    /// Adds the role to the first chunk of an answer to a chat.
     pub(crate) fn begin(&self, chunk: &mut Value) {
         match self.kind {
             Kind::Completion => {}
@@ -89,6 +89,20 @@ impl Reply {
     pub(crate) fn call_chunk(&self, index: usize, call: &Call) -> Value {
         let mut choice = json!({ "delta": { "tool_calls": [call.delta()] } });
         finish(&mut choice, index, None);
+        self.chunk(vec![choice])
+    }
+
+    /// The name of the model.
+    pub(crate) fn model(&self) -> &str {
+        &self.model
+    }
+
+    /// A chunk with more reasoning, under both names that clients read.
+    pub(crate) fn reasoning_chunk(&self, index: usize, fragment: &Fragment) -> Value {
+        let text = &fragment.text;
+        let mut choice = json!({ "delta": { "reasoning_content": text, "reasoning": text } });
+        finish(&mut choice, index, None);
+        choice["logprobs"] = self.logprobs(&fragment.scored);
         self.chunk(vec![choice])
     }
 
@@ -159,13 +173,22 @@ fn finish(choice: &mut Value, index: usize, complete: Option<&Complete>) {
     }
 }
 
-/// What the answers to a request took.
+/// Puts reasoning into the message of a whole answer, under both names that clients read.
+pub(crate) fn add_reasoning(choice: &mut Value, reasoning: &str) {
+    if !reasoning.is_empty() {
+        choice["message"]["reasoning_content"] = reasoning.into();
+        choice["message"]["reasoning"] = reasoning.into();
+    }
+}
+
+/// Tokens and times of the answers to a request.
 #[derive(Clone, Debug)]
 pub(crate) struct Usage {
     asked_at: Instant,
     first_token_at: Option<Instant>,
     prompt_tokens: usize,
     completion_tokens: u64,
+    reasoning_tokens: u64,
     hits: Hits,
 }
 
@@ -173,13 +196,22 @@ impl Usage {
     /// For prompts of so many tokens together.
     pub(crate) fn new(asked_at: Instant, prompt_tokens: usize) -> Self {
         let hits = Hits::default();
-        Self { asked_at, first_token_at: None, prompt_tokens, completion_tokens: 0, hits }
+        let (completion_tokens, reasoning_tokens) = (0, 0);
+        Self {
+            asked_at,
+            first_token_at: None,
+            prompt_tokens,
+            completion_tokens,
+            reasoning_tokens,
+            hits,
+        }
     }
 
     /// Counts an answer. Of several to the same prompt only the first counts for what was cached,
     /// as the prompt itself is counted once.
     pub(crate) fn add(&mut self, complete: &Complete, is_first_of_prompt: bool) {
         self.completion_tokens += u64::from(complete.tokens);
+        self.reasoning_tokens += u64::from(complete.reasoning_tokens);
         let firsts = self.first_token_at.into_iter().chain(complete.first_token_at);
         self.first_token_at = firsts.min();
         if is_first_of_prompt {
@@ -189,7 +221,7 @@ impl Usage {
         }
     }
 
-    /// What is known while answers are under way that have so many tokens together.
+    /// Returns the usage of answers that are not complete, with the given number of output tokens.
     pub(crate) fn so_far(&self, completion_tokens: u64) -> Value {
         json!({
             "prompt_tokens": self.prompt_tokens,
@@ -198,19 +230,39 @@ impl Usage {
         })
     }
 
-    fn json(&self) -> Value {
-        let Hits { device_tokens, host_tokens, l3_tokens } = self.hits;
+    /// Returns the usage in the form of the Responses API.
+    pub(crate) fn of_response(&self) -> Value {
         json!({
+            "input_tokens": self.prompt_tokens,
+            "input_tokens_details": self.cached(),
+            "output_tokens": self.completion_tokens,
+            "output_tokens_details": { "reasoning_tokens": self.reasoning_tokens },
+            "total_tokens": self.prompt_tokens as u64 + self.completion_tokens,
+        })
+    }
+
+    fn json(&self) -> Value {
+        let mut usage = json!({
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens as u64 + self.completion_tokens,
-            "prompt_tokens_details": {
-                "cached_tokens": self.hits.total(),
-                "cached_by_tier": {
-                    "device": device_tokens,
-                    "host": host_tokens,
-                    "l3": l3_tokens,
-                },
+            "prompt_tokens_details": self.cached(),
+        });
+        if self.reasoning_tokens > 0 {
+            usage["completion_tokens_details"] =
+                json!({ "reasoning_tokens": self.reasoning_tokens });
+        }
+        usage
+    }
+
+    fn cached(&self) -> Value {
+        let Hits { device_tokens, host_tokens, l3_tokens } = self.hits;
+        json!({
+            "cached_tokens": self.hits.total(),
+            "cached_by_tier": {
+                "device": device_tokens,
+                "host": host_tokens,
+                "l3": l3_tokens,
             },
         })
     }

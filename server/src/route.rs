@@ -31,11 +31,13 @@ pub(crate) use self::worker::Worker;
 
 use self::forward::{Asked, Workers, client, forward};
 use self::prompt::Prompting;
-use crate::auth::Gate;
+use crate::auth::{self, Gate};
 use crate::body;
 use crate::config::{ConfigError, Limits, RouteSettings};
 use crate::connections;
 use crate::error::{ApiError, json_response};
+#[cfg(feature = "models")]
+use crate::hub::{self, HubError, Needed};
 use crate::kv_events::extra_key;
 use crate::metrics::{self, RouteMetrics};
 use crate::parameters::Kind;
@@ -53,27 +55,37 @@ pub struct RouterServer {
     patience: Duration,
 }
 
-/// Why a router cannot start.
+/// Reason why a router cannot start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RouteError {
     /// The settings cannot work.
     #[error(transparent)]
     Settings(#[from] ConfigError),
-    /// Nobody knows what tokens the workers make of requests.
+    /// The tokenizer of the workers' model cannot be read.
     #[error("cannot read the model's tokenizer: {0}")]
     Model(#[from] LoadError),
+    /// The model is no folder, and cannot be had from the hub.
+    #[cfg(feature = "models")]
+    #[error(transparent)]
+    Hub(#[from] HubError),
+    /// Everyone who reaches the address could use the workers.
+    #[error(
+        "{0} can be reached by other machines and the router has no API keys, so anyone who reaches it could use \
+         the workers: set keys with --api-key NAME=KEY, listen on 127.0.0.1, or allow it with --allow-anonymous"
+    )]
+    Anonymous(SocketAddr),
     /// The address cannot be had.
     #[error("cannot listen on {listen}: {error}; choose another address with --listen")]
     Address {
         /// The address.
         listen: String,
-        /// What the system says.
+        /// Error of the operating system.
         error: io::Error,
     },
 }
 
-/// What all requests share.
+/// State that all requests share.
 #[derive(Debug)]
 pub(crate) struct RouteState {
     workers: Arc<[Arc<Worker>]>,
@@ -85,7 +97,7 @@ pub(crate) struct RouteState {
     bodies: Arc<Semaphore>,
     parsers: Semaphore,
     metrics: RouteMetrics,
-    /// Whether only names of this machine are answered to.
+    /// Whether requests must name this machine in `Host`.
     local_names_only: bool,
     is_closing: AtomicBool,
 }
@@ -98,25 +110,23 @@ impl RouterServer {
     pub async fn bind(settings: &RouteSettings) -> Result<Self, RouteError> {
         settings.check()?;
         let cannot = |error| RouteError::Address { listen: settings.listen.clone(), error };
+        let is_open = settings.keys.is_empty();
+        if is_open && !settings.allow_anonymous {
+            auth::check_local(&settings.listen).await.map_err(RouteError::Anonymous)?;
+        }
         let listener = TcpListener::bind(&settings.listen).await.map_err(cannot)?;
         let address = listener.local_addr().map_err(cannot)?;
         let worker = |place: &_| Arc::new(Worker::new(Clone::clone(place), settings.blocks_max));
         let workers: Arc<[_]> = settings.workers.iter().map(worker).collect();
         let limits = settings.limits();
-        let (is_open, is_local) = (settings.keys.is_empty(), address.ip().is_loopback());
-        if is_open && !is_local {
-            tracing::warn!(
-                "anyone who can reach {address} may use this router: set API keys with --api-key, \
-                 or listen on 127.0.0.1"
-            );
-        }
+        let is_local = address.ip().is_loopback();
         let state = Arc::new(RouteState {
             balance: Mutex::new(Balance::new(
                 workers.len(),
                 settings.load_weight,
                 settings.decode_weight,
             )),
-            prompting: Arc::new(Prompting::of(settings.model.as_deref())?),
+            prompting: Arc::new(prompting(settings)?),
             gate: Gate::new(&settings.keys, settings.operator_key.as_ref()),
             client: client(),
             bodies: Arc::new(Semaphore::new(limits.bodies_max.as_u64() as usize)),
@@ -201,6 +211,18 @@ impl RouteState {
     }
 }
 
+/// Loads the tokenizer and the chat template of the workers' model.
+fn prompting(settings: &RouteSettings) -> Result<Prompting, RouteError> {
+    let model = settings.model.as_deref();
+    #[cfg(feature = "models")]
+    let folder = model.map(|model| hub::find_folder(model, Needed::Tokenizer, &mut |_, _| {}));
+    #[cfg(feature = "models")]
+    let folder = folder.transpose()?.map(|folder| folder.path);
+    #[cfg(feature = "models")]
+    let model = folder.as_deref();
+    Ok(Prompting::of(model)?)
+}
+
 type AppState = Shared<Arc<RouteState>>;
 
 fn router(state: Arc<RouteState>) -> Router {
@@ -226,7 +248,7 @@ async fn chat(Shared(state): AppState, request: Request) -> Response {
     route(&state, request, Some(Kind::Chat)).await.unwrap_or_else(ApiError::into_response)
 }
 
-/// What has nothing to do with what is cached goes to whoever has the least to do.
+/// Routes a request that no cached prefix can help to the least loaded worker.
 async fn by_load(Shared(state): AppState, request: Request) -> Response {
     route(&state, request, None).await.unwrap_or_else(ApiError::into_response)
 }

@@ -1,4 +1,4 @@
-//! What the server knows about the model that its engine computes.
+//! The model that the server serves.
 
 use std::sync::Arc;
 
@@ -12,20 +12,22 @@ use crate::tool_calls::ToolFormat;
 /// A model as clients see it.
 #[derive(Clone, Debug)]
 pub struct ServedModel {
-    /// What clients call it.
+    /// Name for clients.
     pub name: String,
-    /// Its tokens.
+    /// Tokenizer.
     pub tokenizer: Tokenizer,
-    /// How it is talked to.
+    /// Chat template.
     pub chat: ChatTemplate,
     /// The tokens that end an answer.
     pub stop_tokens: Arc<[Token]>,
     /// The longest sequence, prompt and answer together, that the model was made for and the device
     /// has room for.
     pub tokens_max: u32,
-    /// How it writes calls of functions, if that is known.
+    /// Format of function calls, if it is known.
     pub tool_format: Option<ToolFormat>,
-    /// Where it comes from.
+    /// Whether it marks its reasoning with `<think>` and `</think>`.
+    pub marks_reasoning: bool,
+    /// Folder, or name of a model of the program.
     pub root: String,
     /// When its files were last written, or else when it was made ready, in seconds since 1970.
     pub created: u64,
@@ -43,7 +45,7 @@ impl ServedModel {
         }
     }
 
-    /// What clients are told of it.
+    /// Returns the description for clients.
     pub(crate) fn json(&self) -> Value {
         json!({
             "id": self.name,
@@ -64,9 +66,8 @@ impl ServedModel {
         format!("fp_{}", &hash.to_hex()[..16])
     }
 
-    /// The tokens that mark calls, and their text. They would be no text otherwise.
-    pub(crate) fn marks_of(&self, format: ToolFormat) -> Vec<(Token, &'static str)> {
-        let marks = format.marks().iter();
-        marks.filter_map(|mark| Some((self.tokenizer.token_of(mark)?, *mark))).collect()
+    /// The tokens of some marks, and their text. They would be no text otherwise.
+    pub(crate) fn tokens_of_marks(&self, marks: &[&'static str]) -> Vec<(Token, &'static str)> {
+        marks.iter().filter_map(|mark| Some((self.tokenizer.token_of(mark)?, *mark))).collect()
     }
 }

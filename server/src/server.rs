@@ -10,15 +10,18 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, Request, State as Shared};
+use axum::handler::Handler;
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{MethodRouter, get, post};
 use serde_json::json;
 use terrace_engine::{Drained, Engine};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
+use tower_http::cors::CorsLayer;
 
+use crate::auth;
 use crate::cache_reset;
 use crate::config::{Config, ConfigError};
 use crate::connections;
@@ -28,6 +31,7 @@ use crate::gpu::GpuWatch;
 use crate::history;
 use crate::kv_events::KvTeller;
 use crate::metrics::{self, Moment};
+use crate::openapi;
 use crate::page;
 use crate::parameters::Kind;
 use crate::planting::{self, Planting};
@@ -44,6 +48,7 @@ pub struct Server {
     state: State,
     kv_teller: Option<KvTeller>,
     patience: Duration,
+    cors: Option<CorsLayer>,
 }
 
 /// A server that cannot have its address, or must not start.
@@ -53,6 +58,12 @@ pub enum BindError {
     /// The configuration cannot work.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// Everyone who reaches the address could use the server.
+    #[error(
+        "{0} can be reached by other machines and the server has no API keys, so anyone who reaches it could use \
+         it: set keys with --api-key NAME=KEY, listen on 127.0.0.1, or allow it with --allow-anonymous"
+    )]
+    Anonymous(SocketAddr),
     /// The address is another server's.
     #[error("{listen} is in use by another program: stop it, or choose another port with --listen")]
     InUse {
@@ -72,7 +83,7 @@ pub enum BindError {
     Address {
         /// The address.
         listen: String,
-        /// What the system says.
+        /// Error of the operating system.
         error: io::Error,
     },
 }
@@ -95,16 +106,13 @@ impl Server {
                 _ => BindError::Address { listen, error },
             }
         };
+        let is_open = config.keys.is_empty();
+        if is_open && !config.allow_anonymous {
+            auth::check_local(&config.listen).await.map_err(BindError::Anonymous)?;
+        }
         let listener = TcpListener::bind(&config.listen).await.map_err(cannot)?;
         let address = listener.local_addr().map_err(cannot)?;
-        let is_open = config.keys.is_empty();
         let is_local = address.ip().is_loopback();
-        if is_open && !is_local {
-            tracing::warn!(
-                "anyone who can reach {address} may use this server: set API keys with --api-key, \
-                 or listen on 127.0.0.1"
-            );
-        }
         if config.tenants_need_l3_secret() {
             tracing::warn!(
                 "several keys share an L3 with other servers, and its page keys have no secret: give --l3-secret 32 \
@@ -115,7 +123,9 @@ impl Server {
         let kv_teller = KvTeller::open(config).await.map_err(BindError::KvEvents)?;
         let mut state = State::new(config, engine, model, is_open && is_local);
         state.kv_events = kv_teller.as_ref().map(KvTeller::publisher);
-        Ok(Self { listener, address, state, kv_teller, patience: config.shutdown_patience })
+        let cors = config.cors()?;
+        let patience = config.shutdown_patience;
+        Ok(Self { listener, address, state, kv_teller, patience, cors })
     }
 
     /// Tells of a GPU too, in metrics and on the page.
@@ -138,7 +148,7 @@ impl Server {
         self.address
     }
 
-    /// Where routers are told what the cache holds, if they are, in words.
+    /// Returns the endpoints of KV events for display, if there are any.
     #[must_use]
     pub fn kv_events_place(&self) -> Option<String> {
         self.kv_teller.as_ref().map(KvTeller::place)
@@ -151,7 +161,7 @@ impl Server {
         let (close, closed) = watch::channel(false);
         let state = Arc::new(self.state);
         let limits = state.limits.clone();
-        let router = router(state.clone());
+        let router = router(state.clone(), self.cors);
         let telling = self.kv_teller.map(|teller| tokio::spawn(teller.run(state.clone())));
         let serving = tokio::spawn(connections::serve(self.listener, router, limits, closed));
         tokio::select! {
@@ -171,25 +181,66 @@ impl Server {
     }
 }
 
-fn router(state: Arc<State>) -> Router {
-    page::add_files(Router::new())
-        .route("/ui/events", get(events))
-        .route("/metrics", get(metrics_page))
-        .route("/health", get(health))
-        .route("/v1/models", get(models))
-        .route("/v1/models/{*id}", get(model))
-        .route("/v1/completions", post(complete))
-        .route("/v1/chat/completions", post(chat))
-        .route("/tokenize", post(tokenize))
-        .route("/detokenize", post(detokenize))
-        .route("/reset_prefix_cache", post(reset_prefix_cache))
-        .route("/plant_wrong_page", get(tell_planting).post(plant_wrong_page))
+fn router(state: Arc<State>, cors: Option<CorsLayer>) -> Router {
+    let router = page::add_files(routes().router)
         .fallback(async |uri: Uri| ApiError::no_such_path(uri.path()))
         .method_not_allowed_fallback(async || ApiError::method_not_allowed())
         .layer(middleware::from_fn_with_state(state.local_names_only, check_host))
         .layer(middleware::from_fn_with_state(state.history.clone(), history::count))
         .layer(middleware::from_fn(request_id::name))
-        .with_state(state)
+        .with_state(state);
+    match cors {
+        Some(cors) => router.layer(cors),
+        None => router,
+    }
+}
+
+/// The routes of the API. The files of the web page are not among them.
+fn routes() -> Routes {
+    Routes::default()
+        .get("/ui/events", events)
+        .get("/metrics", metrics_page)
+        .get("/health", health)
+        .get("/version", version)
+        .get("/openapi.json", openapi_document)
+        .get("/v1/models", models)
+        .get("/v1/models/{*id}", model)
+        .post("/v1/completions", complete)
+        .post("/v1/chat/completions", chat)
+        .post("/v1/responses", respond)
+        .post("/tokenize", tokenize)
+        .post("/detokenize", detokenize)
+        .post("/reset_prefix_cache", reset_prefix_cache)
+        .get("/plant_wrong_page", tell_planting)
+        .post("/plant_wrong_page", plant_wrong_page)
+}
+
+/// Routes, and a list of them: a router does not tell what it has.
+#[derive(Default)]
+struct Routes {
+    router: Router<Arc<State>>,
+    /// Path and method of each.
+    list: Vec<(&'static str, &'static str)>,
+}
+
+impl Routes {
+    fn get<H: Handler<T, Arc<State>>, T: 'static>(self, path: &'static str, handler: H) -> Self {
+        self.add("get", path, get(handler))
+    }
+
+    fn post<H: Handler<T, Arc<State>>, T: 'static>(self, path: &'static str, handler: H) -> Self {
+        self.add("post", path, post(handler))
+    }
+
+    fn add(
+        mut self,
+        method: &'static str,
+        path: &'static str,
+        route: MethodRouter<Arc<State>>,
+    ) -> Self {
+        self.list.push((path, method));
+        Self { router: self.router.route(path, route), ..self }
+    }
 }
 
 type AppState = Shared<Arc<State>>;
@@ -200,6 +251,18 @@ async fn complete(Shared(state): AppState, headers: HeaderMap, body: Body) -> Re
 
 async fn chat(Shared(state): AppState, headers: HeaderMap, body: Body) -> Response {
     generate::handle(Kind::Chat, state, headers, body).await.into_response()
+}
+
+async fn respond(Shared(state): AppState, headers: HeaderMap, body: Body) -> Response {
+    generate::respond(state, headers, body).await.into_response()
+}
+
+async fn version() -> Response {
+    json_response(StatusCode::OK, &json!({ "version": env!("CARGO_PKG_VERSION") }))
+}
+
+async fn openapi_document() -> Response {
+    json_response(StatusCode::OK, &openapi::document())
 }
 
 async fn tokenize(Shared(state): AppState, headers: HeaderMap, body: Body) -> Response {
@@ -283,7 +346,7 @@ pub(crate) async fn check_host(
     }
 }
 
-/// Whether a request is for a name that somebody else may have led here.
+/// Returns whether the `Host` of a request is a name that another site may have pointed to this machine.
 fn is_foreign(headers: &HeaderMap) -> bool {
     let host = headers.get(header::HOST);
     host.is_some_and(|host| !host.to_str().is_ok_and(is_local_name))
@@ -305,7 +368,30 @@ fn is_local_name(host: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::Value;
+
     use super::*;
+
+    #[test]
+    fn the_document_describes_every_route_and_no_other() {
+        let routes = routes().list.into_iter();
+        let path = |path: &str| path.replace("{*", "{");
+        let has: BTreeSet<_> = routes.map(|(at, method)| (path(at), method.to_owned())).collect();
+        let document = openapi::document();
+        assert_eq!(document["info"]["version"], env!("CARGO_PKG_VERSION"));
+        let paths = document["paths"].as_object().unwrap();
+        let methods = |(path, item): (&String, &Value)| -> Vec<_> {
+            item.as_object().unwrap().keys().map(|method| (path.clone(), method.clone())).collect()
+        };
+        assert_eq!(paths.iter().flat_map(methods).collect::<BTreeSet<_>>(), has);
+        let text = document.to_string();
+        for reference in text.split("\"$ref\":\"#").skip(1) {
+            let pointer = reference.split('"').next().unwrap();
+            assert!(document.pointer(pointer).is_some(), "{pointer}");
+        }
+    }
 
     #[test]
     fn only_names_that_cannot_be_led_astray_are_local() {

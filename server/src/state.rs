@@ -26,9 +26,9 @@ use crate::structured::Grammars;
 pub(crate) struct State {
     pub(crate) engine: Engine,
     pub(crate) gpu: Option<GpuWatch>,
-    /// Requests for wrong pages, on a server that plants them.
+    /// Handle that plants wrong pages, on a server that allows it.
     pub(crate) planting: Option<Planting>,
-    /// Publishes changes of the cache to routers.
+    /// Publisher of KV events.
     pub(crate) kv_events: Option<Arc<Publisher>>,
     pub(crate) model: ServedModel,
     pub(crate) grammars: Grammars,
@@ -42,7 +42,7 @@ pub(crate) struct State {
     pub(crate) parsers: Semaphore,
     /// A permit for each viewer of the page.
     pub(crate) viewers: Arc<Semaphore>,
-    /// Whether only requests to names of this machine are accepted.
+    /// Whether requests must name this machine in `Host`.
     pub(crate) local_names_only: bool,
     pub(crate) metrics: Metrics,
     /// Counts of the last minutes, for the page.
@@ -51,6 +51,9 @@ pub(crate) struct State {
     pub(crate) instance: String,
     closing: AtomicBool,
 }
+
+/// Viewers of the web page at a time.
+const VIEWERS_MAX: usize = 16;
 
 impl State {
     pub(crate) fn new(
@@ -74,7 +77,7 @@ impl State {
             salts: Mutex::default(),
             bodies: Arc::new(Semaphore::new(limits.bodies_max.as_u64() as usize)),
             parsers: Semaphore::new(PARSERS),
-            viewers: Arc::new(Semaphore::new(limits.viewers_max)),
+            viewers: Arc::new(Semaphore::new(VIEWERS_MAX)),
             limits,
             local_names_only,
             history: Arc::default(),

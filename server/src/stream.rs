@@ -17,7 +17,7 @@ use crate::parameters::TellsUsage;
 
 /// Something is sent so often even if there is nothing to say, so that a client that is gone is
 /// noticed while its request waits.
-const KEEP_ALIVE: Duration = Duration::from_secs(15);
+pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// Sends the pieces of answers as they come.
 pub(crate) fn respond(
@@ -37,11 +37,11 @@ pub(crate) fn respond(
 struct Chunks {
     /// Chunks that can be sent.
     ready: VecDeque<Event>,
-    /// What further ones come from.
+    /// Source of further chunks.
     answers: Option<Answers>,
     /// Which answers have had a chunk.
     has_begun: Vec<bool>,
-    /// How many tokens each answer has had.
+    /// Number of tokens of each answer.
     tokens: Vec<u32>,
     tells_usage: TellsUsage,
 }
@@ -57,6 +57,11 @@ impl Chunks {
                 Some((index, Piece::Text(fragment))) => {
                     self.tokens[index] = self.tokens[index].max(fragment.tokens);
                     let chunk = answers.reply.text_chunk(index, &fragment);
+                    self.add(index, chunk);
+                }
+                Some((index, Piece::Reasoning(fragment))) => {
+                    self.tokens[index] = self.tokens[index].max(fragment.tokens);
+                    let chunk = answers.reply.reasoning_chunk(index, &fragment);
                     self.add(index, chunk);
                 }
                 Some((index, Piece::Call(call))) => {

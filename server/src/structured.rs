@@ -16,15 +16,15 @@ pub(crate) use grammars::{Compiled, Grammars};
 use crate::error::ApiError;
 use crate::fields::Fields;
 
-/// What an answer has to follow.
-#[derive(Clone, Debug, PartialEq)]
+/// Constraint on an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Structure {
     /// The field that asked for it, for errors to name.
     field: String,
     rule: Rule,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Rule {
     /// JSON that a schema describes.
     Schema(Value),
@@ -64,17 +64,45 @@ impl Structure {
                 return Err(ApiError::field(name, format!("`{name}` must be an object")));
             }
         }
-        if let [first, second, ..] = &found[..] {
-            let message = format!(
-                "an output can have only one constraint: leave out `{}` or `{}`",
-                first.field, second.field
-            );
-            return Err(ApiError::field(second.field.clone(), message));
+        match &found[..] {
+            [first, second, ..] => Err(Self::conflict(first, second)),
+            [_] | [] => Ok(found.pop()),
         }
-        Ok(found.pop())
     }
 
-    /// What a field of this kind asks for.
+    /// Returns JSON of a schema as the constraint that a field asks for.
+    pub(crate) fn schema(field: &str, schema: Value) -> Self {
+        Self { field: field.to_owned(), rule: Rule::Schema(schema) }
+    }
+
+    /// Returns the one of two constraints that is there.
+    ///
+    /// # Errors
+    /// If both are: an output can follow only one.
+    pub(crate) fn only(
+        first: Option<Self>,
+        second: Option<Self>,
+    ) -> Result<Option<Self>, ApiError> {
+        match (first, second) {
+            (Some(first), Some(second)) => Err(Self::conflict(&first, &second)),
+            (first, second) => Ok(first.or(second)),
+        }
+    }
+
+    /// Returns the same constraint, with errors that name another field.
+    pub(crate) fn named(self, field: &str) -> Self {
+        Self { field: field.to_owned(), ..self }
+    }
+
+    fn conflict(first: &Self, second: &Self) -> ApiError {
+        let message = format!(
+            "an output can have only one constraint: leave out `{}` or `{}`",
+            first.field, second.field
+        );
+        ApiError::field(second.field.clone(), message)
+    }
+
+    /// Reads the constraint that a field of this kind asks for.
     fn of(kind: &str, field: String, value: Value) -> Result<Option<Self>, ApiError> {
         let wrong =
             |what: &str| ApiError::field(field.clone(), format!("`{field}` must be {what}"));

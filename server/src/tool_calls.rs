@@ -11,9 +11,9 @@ use terrace_model::ChatTemplate;
 
 use crate::answer::{Finish, Piece};
 use crate::parameters::random;
-use crate::tools::Offer;
+use crate::tools::{Forced, Offer};
 
-/// How a model writes that it calls a function.
+/// Format in which a model writes function calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolFormat {
@@ -45,7 +45,7 @@ impl ToolFormat {
         }
     }
 
-    /// What marks a call. Models may have tokens for these that are no text otherwise.
+    /// Returns the marks of calls. Models may have special tokens for them.
     pub(crate) fn marks(self) -> &'static [&'static str] {
         match self {
             Self::Hermes => &[OPENED, CLOSED],
@@ -54,7 +54,7 @@ impl ToolFormat {
         }
     }
 
-    /// What a call begins with.
+    /// Returns the mark at the start of a call.
     fn opening(self) -> &'static str {
         self.marks()[0]
     }
@@ -97,7 +97,7 @@ impl FromStr for ToolFormat {
 /// A call that an answer makes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Call {
-    /// Its place among the calls of the answer.
+    /// Position among the calls of the answer.
     pub(crate) index: usize,
     pub(crate) id: String,
     pub(crate) name: String,
@@ -106,7 +106,7 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// As a whole answer has it.
+    /// Returns the call as part of a whole answer.
     pub(crate) fn json(&self) -> Value {
         json!({
             "id": self.id,
@@ -115,7 +115,7 @@ impl Call {
         })
     }
 
-    /// As a chunk of a stream has it.
+    /// Returns the call as part of a chunk of a stream.
     pub(crate) fn delta(&self) -> Value {
         let mut delta = json!({ "index": self.index });
         if let (Value::Object(delta), Value::Object(call)) = (&mut delta, self.json()) {
@@ -157,9 +157,9 @@ pub(crate) struct CallReader {
     offer: Offer,
     /// Text that may belong to a call, or blanks that nothing has come after.
     held: String,
-    /// Up to where the end of a call was looked for in vain.
+    /// Length of the held text that does not contain the end of a call.
     searched: usize,
-    /// What the call that is being read began with, blanks before it included.
+    /// Text that opened the current call, with the blanks before it.
     opening: Option<String>,
     has_begun: bool,
     calls: usize,
@@ -174,7 +174,7 @@ impl CallReader {
     fn take(&mut self, piece: Piece) -> Vec<Piece> {
         let mut pieces = Vec::new();
         match piece {
-            // Nobody asks for scores beside tools.
+            // Requests with both tools and log-probabilities are refused.
             Piece::Text(fragment) => self.push(&fragment.text, &mut pieces),
             Piece::Complete(mut complete) => {
                 self.finish(&mut pieces);
@@ -183,13 +183,19 @@ impl CallReader {
                 }
                 pieces.push(Piece::Complete(complete));
             }
-            other @ (Piece::Call(_) | Piece::Unfinished(_)) => pieces.push(other),
+            other @ (Piece::Reasoning(_) | Piece::Call(_) | Piece::Unfinished(_)) => {
+                pieces.push(other);
+            }
         }
         pieces
     }
 
     fn push(&mut self, text: &str, pieces: &mut Vec<Piece>) {
         self.held.push_str(text);
+        if self.offer.forced.is_some() {
+            // It is a call only when it is whole.
+            return;
+        }
         loop {
             if self.opening.is_none() && !self.find_opening(pieces) {
                 return;
@@ -253,6 +259,10 @@ impl CallReader {
 
     fn finish(&mut self, pieces: &mut Vec<Piece>) {
         let held = std::mem::take(&mut self.held);
+        if let Some(forced) = &self.offer.forced {
+            let calls = forced_calls(forced, &held);
+            return self.call_or_say(calls, &held, pieces);
+        }
         if self.opening.is_none() {
             // Blanks after a call say nothing.
             if self.calls == 0 || !held.trim().is_empty() {
@@ -277,7 +287,7 @@ impl CallReader {
         }
     }
 
-    /// What nobody offered is no call: whoever asked could do nothing with it.
+    /// Returns whether the request offered all these functions. A call of another function stays text.
     fn are_offered(&self, calls: &[Found]) -> bool {
         calls.iter().all(|call| self.offer.names.contains(&call.name))
     }
@@ -323,6 +333,21 @@ impl Found {
             Some(Value::Bool(_) | Value::Number(_) | Value::Array(_)) => return None,
         };
         Some(Self { name, arguments })
+    }
+}
+
+/// Reads the calls of an answer that had to call. An answer that was cut off has none.
+fn forced_calls(forced: &Forced, text: &str) -> Option<Vec<Found>> {
+    match forced {
+        Forced::Arguments(name) => {
+            let arguments: Map<String, Value> = serde_json::from_str(text).ok()?;
+            let arguments = Value::Object(arguments).to_string();
+            Some(vec![Found { name: name.clone(), arguments }])
+        }
+        Forced::Calls => {
+            let values: Vec<Value> = serde_json::from_str(text).ok()?;
+            values.iter().map(Found::of).collect()
+        }
     }
 }
 
@@ -381,7 +406,8 @@ mod tests {
         text: &str,
         size: usize,
     ) -> (String, Vec<(String, String)>, Finish) {
-        let offer = Offer { names: ["f".to_owned(), "g".to_owned()].into(), parallel: true };
+        let offer =
+            Offer { names: ["f".to_owned(), "g".to_owned()].into(), parallel: true, forced: None };
         read_with(CallReader::new(format, offer), text, size)
     }
 
@@ -398,6 +424,7 @@ mod tests {
         pieces.push(Piece::Complete(Complete {
             finish: Finish::Stop,
             tokens: 0,
+            reasoning_tokens: 0,
             hits: Hits::default(),
             logits_checksum: None,
             first_token_at: None,
@@ -415,7 +442,7 @@ mod tests {
                     calls.push((call.name, call.arguments));
                 }
                 Piece::Complete(complete) => finish = Some(complete.finish),
-                Piece::Unfinished(reason) => panic!("{reason:?}"),
+                Piece::Reasoning(_) | Piece::Unfinished(_) => panic!("{piece:?}"),
             }
         }
         (said, calls, finish.unwrap())
@@ -498,7 +525,7 @@ mod tests {
 
     #[test]
     fn only_one_call_comes_where_only_one_is_wanted() {
-        let offer = Offer { names: ["f".to_owned()].into(), parallel: false };
+        let offer = Offer { names: ["f".to_owned()].into(), parallel: false, forced: None };
         let one = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
         let (_, calls, _) =
             read_with(CallReader::new(ToolFormat::Hermes, offer), &one.repeat(3), 4);

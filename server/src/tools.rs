@@ -5,26 +5,49 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
 use crate::fields::{Fields, typed};
+use crate::structured::Structure;
 
-/// What the model is told of functions, and what it may call.
+/// Functions of a request: their descriptions for the prompt, and the calls that are allowed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tools {
-    /// As the template sees them.
+    /// Descriptions for the chat template.
     pub(crate) tools: Vec<Value>,
     pub(crate) offer: Option<Offer>,
+    /// The constraint by which the answer is a call, if it has to be one.
+    pub(crate) forced_calls: Option<Structure>,
 }
 
-/// What may be called.
+/// Functions that may be called.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Offer {
     /// The names of the functions.
     pub(crate) names: Arc<[String]>,
     /// Whether an answer may call more than once.
     pub(crate) parallel: bool,
+    /// Form of the answer, if it must be a call.
+    pub(crate) forced: Option<Forced>,
+}
+
+/// Form of an answer that must be a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Forced {
+    /// A list of calls, each with `name` and `parameters`.
+    Calls,
+    /// The arguments of the function with this name.
+    Arguments(String),
+}
+
+/// The `tool_choice` of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Choice {
+    Auto,
+    None,
+    Required,
+    Named(String),
 }
 
 impl Tools {
@@ -37,14 +60,93 @@ impl Tools {
             .enumerate()
             .map(|(place, tool)| name(place, tool))
             .collect::<Result<_, _>>()?;
-        let may_call = choice(fields.take("tool_choice"), &names)?;
+        let choice = choice(fields.take("tool_choice"), &names)?;
         let parallel = fields.flag_or("parallel_tool_calls", true)?;
-        if names.is_empty() || !may_call {
-            // What the model is not told of it does not call.
+        if names.is_empty() || choice == Choice::None {
+            // A model does not call functions that it does not see.
             return Ok(Self::default());
         }
-        Ok(Self { tools, offer: Some(Offer { names, parallel }) })
+        let (forced, schema) = match choice {
+            // The arguments of forced calls follow the schema. Those of others need not.
+            Choice::Auto | Choice::None => {
+                tools
+                    .iter()
+                    .enumerate()
+                    .try_for_each(|(place, tool)| refuse_strict(place, tool))?;
+                (None, None)
+            }
+            Choice::Required => (Some(Forced::Calls), Some(calls_schema(&tools, parallel)?)),
+            Choice::Named(name) => {
+                let tool = tools.iter().find(|tool| tool["function"]["name"] == *name);
+                let schema = tool.map(arguments_schema);
+                (Some(Forced::Arguments(name)), schema)
+            }
+        };
+        let forced_calls = schema.map(|schema| Structure::schema("tool_choice", schema));
+        Ok(Self { tools, offer: Some(Offer { names, parallel, forced }), forced_calls })
     }
+}
+
+/// Returns the schema of a function's arguments, which are always an object.
+fn arguments_schema(tool: &Value) -> Value {
+    let mut schema = match &tool["function"]["parameters"] {
+        Value::Object(schema) => schema.clone(),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
+            Map::new()
+        }
+    };
+    if !schema.contains_key("$ref") {
+        schema.entry("type").or_insert_with(|| "object".into());
+    }
+    schema.into()
+}
+
+/// Returns the schema of a list of calls. Definitions that the schemas of functions refer to move to the root, where
+/// references look for them.
+fn calls_schema(tools: &[Value], parallel: bool) -> Result<Value, ApiError> {
+    let mut root = Map::new();
+    let mut calls = Vec::new();
+    for tool in tools {
+        let mut arguments = arguments_schema(tool);
+        for place in ["$defs", "definitions"] {
+            let moved = arguments.as_object_mut().and_then(|schema| schema.remove(place));
+            let Some(Value::Object(moved)) = moved else { continue };
+            let all = root.entry(place).or_insert_with(|| Map::new().into());
+            for (name, definition) in moved {
+                match all.get(&name) {
+                    Some(other) if *other != definition => {
+                        let message = format!(
+                            "two functions define `{name}` differently in `{place}`: rename one of the definitions"
+                        );
+                        return Err(ApiError::field("tools", message));
+                    }
+                    Some(_) | None => all[&name] = definition,
+                }
+            }
+        }
+        calls.push(json!({
+            "type": "object",
+            "properties": { "name": { "const": tool["function"]["name"] }, "parameters": arguments },
+            "required": ["name", "parameters"],
+            "additionalProperties": false,
+        }));
+    }
+    root.insert("type".to_owned(), "array".into());
+    root.insert("items".to_owned(), json!({ "anyOf": calls }));
+    root.insert("minItems".to_owned(), 1.into());
+    if !parallel {
+        root.insert("maxItems".to_owned(), 1.into());
+    }
+    Ok(root.into())
+}
+
+/// Refuses `strict` where the arguments of calls cannot be constrained.
+fn refuse_strict(place: usize, tool: &Value) -> Result<(), ApiError> {
+    if tool["function"]["strict"] != true {
+        return Ok(());
+    }
+    let message = "`strict` needs a forced call: set `tool_choice` to \"required\" or to a function, or leave `strict` out";
+    Err(ApiError::field(format!("tools[{place}].function.strict"), message))
 }
 
 /// A tool as it should be described. The template sees all that is said of it.
@@ -61,7 +163,8 @@ struct Function {
     /// A JSON schema.
     #[serde(rename = "parameters")]
     _parameters: Option<BTreeMap<String, IgnoredAny>>,
-    strict: Option<bool>,
+    #[serde(rename = "strict")]
+    _strict: Option<bool>,
 }
 
 /// The only kind of tools and calls that there is.
@@ -75,46 +178,44 @@ pub(crate) enum FunctionKind {
 fn name(place: usize, tool: &Value) -> Result<String, ApiError> {
     let of_tool = format!("tools[{place}]");
     let Tool { function, .. } = typed(&of_tool, tool)?;
-    let wrong = |part: &str, message: &str| {
-        Err(ApiError::field(format!("{of_tool}.function.{part}"), message.to_owned()))
-    };
     if function.name.is_empty() {
-        return wrong("name", "a function must have a name");
-    }
-    if function.strict == Some(true) {
-        return wrong("strict", "`strict` is not supported by this server: leave it out");
+        let message = "a function must have a name";
+        return Err(ApiError::field(format!("{of_tool}.function.name"), message));
     }
     Ok(function.name)
 }
 
-/// Whether functions may be called at all.
-fn choice(value: Option<Value>, names: &[String]) -> Result<bool, ApiError> {
+/// Reads which functions may or must be called.
+fn choice(value: Option<Value>, names: &[String]) -> Result<Choice, ApiError> {
     let refused = |message: String| Err(ApiError::field("tool_choice", message));
-    let not_forced = "this server cannot force a function call: use \"auto\" or \"none\"";
     match value {
-        None => Ok(true),
+        None => Ok(Choice::Auto),
         Some(Value::String(choice)) => match choice.as_str() {
-            "auto" => Ok(true),
-            "none" => Ok(false),
-            "required" => refused(format!("`tool_choice` cannot be \"required\": {not_forced}")),
-            other => {
-                refused(format!("`tool_choice` \"{other}\" is unknown: use \"auto\" or \"none\""))
+            "auto" => Ok(Choice::Auto),
+            "none" => Ok(Choice::None),
+            "required" if names.is_empty() => {
+                refused("`tool_choice` is \"required\", but there are no `tools`".to_owned())
             }
+            "required" => Ok(Choice::Required),
+            other => refused(format!(
+                "`tool_choice` \"{other}\" is unknown: use \"auto\", \"none\", \"required\" or a function"
+            )),
         },
         Some(choice) => match choice.pointer("/function/name").and_then(Value::as_str) {
             Some(name) if !names.iter().any(|known| known == name) => {
                 refused(format!("`tool_choice` names `{name}`, which is not in `tools`"))
             }
-            Some(_) => refused(format!("`tool_choice` cannot name a function: {not_forced}")),
-            None => refused("`tool_choice` must be \"auto\" or \"none\"".to_owned()),
+            Some(name) => Ok(Choice::Named(name.to_owned())),
+            None => refused(
+                "`tool_choice` must be \"auto\", \"none\", \"required\" or an object with `function.name`"
+                    .to_owned(),
+            ),
         },
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn parse(request: &Value) -> Result<Tools, ApiError> {
@@ -154,8 +255,8 @@ mod tests {
             (json!({ "tools": [tool("f"), named("f")["function"]] }), "tools[1]"),
             (json!({ "tools": [{ "type": "function", "function": {} }] }), "tools[0].function"),
             (json!({ "tools": [tool("f"), tool("")] }), "tools[1].function.name"),
-            (json!({ "tools": [tool("f")], "tool_choice": "required" }), "tool_choice"),
-            (json!({ "tools": [tool("f")], "tool_choice": named("f") }), "tool_choice"),
+            (json!({ "tools": [], "tool_choice": "required" }), "tool_choice"),
+            (json!({ "tools": [tool("f")], "tool_choice": "any" }), "tool_choice"),
             (json!({ "tools": [tool("f")], "tool_choice": named("g") }), "tool_choice"),
             (json!({ "tools": [tool("f")], "tool_choice": 1 }), "tool_choice"),
             (json!({ "parallel_tool_calls": "yes" }), "parallel_tool_calls"),
@@ -167,5 +268,42 @@ mod tests {
         strict["function"]["strict"] = true.into();
         let error = parse(&json!({ "tools": [strict] })).unwrap_err();
         assert_eq!(error.param(), Some("tools[0].function.strict"));
+    }
+
+    #[test]
+    fn a_forced_call_follows_the_schemas_of_the_functions() {
+        let with = |definition: &str| {
+            let mut tool = tool("f");
+            tool["function"]["strict"] = true.into();
+            tool["function"]["parameters"] = json!({
+                "properties": { "x": { "$ref": "#/$defs/x" } }, "$defs": { "x": { "type": definition } },
+            });
+            tool
+        };
+        let other = json!({ "type": "function", "function": { "name": "g" } });
+        let named = json!({ "tools": [with("string"), other], "tool_choice": { "type": "function", "function": { "name": "f" } } });
+        let tools = parse(&named).unwrap();
+        assert_eq!(tools.offer.unwrap().forced, Some(Forced::Arguments("f".to_owned())));
+        let mut schema = with("string")["function"]["parameters"].clone();
+        schema["type"] = "object".into();
+        assert_eq!(tools.forced_calls, Some(Structure::schema("tool_choice", schema)));
+        let any = json!({ "tools": [with("string"), other], "tool_choice": "required", "parallel_tool_calls": false });
+        let tools = parse(&any).unwrap();
+        assert_eq!(tools.offer.unwrap().forced, Some(Forced::Calls));
+        let call = |name: &str, parameters: Value| {
+            json!({
+                "type": "object", "properties": { "name": { "const": name }, "parameters": parameters },
+                "required": ["name", "parameters"], "additionalProperties": false,
+            })
+        };
+        let f = json!({ "properties": { "x": { "$ref": "#/$defs/x" } }, "type": "object" });
+        let expected = json!({
+            "$defs": { "x": { "type": "string" } }, "type": "array", "minItems": 1, "maxItems": 1,
+            "items": { "anyOf": [call("f", f), call("g", json!({ "type": "object" }))] },
+        });
+        assert_eq!(tools.forced_calls, Some(Structure::schema("tool_choice", expected)));
+        let clash =
+            json!({ "tools": [with("string"), with("integer")], "tool_choice": "required" });
+        assert_eq!(parse(&clash).unwrap_err().param(), Some("tools"));
     }
 }

@@ -32,7 +32,7 @@ export class Server {
   }
 
   constructor(program, port, l3Folder, more) {
-    const settings = ["--listen", `127.0.0.1:${port}`, "--l3", `disk:${l3Folder}`, "--l3-size", "256MiB", "--l3-reserve", "0"];
+    const settings = ["--listen", `127.0.0.1:${port}`, "--l3", `disk:${l3Folder}`, "--l3-capacity", "256MiB", "--l3-reserve", "0"];
     const memory = ["--device-memory", "96MiB", "--host-memory", "128MiB"];
     this.#child = spawn(program, ["serve", ...settings, ...memory, ...more], { stdio: ["ignore", "pipe", "pipe"] });
     for (const stream of [this.#child.stdout, this.#child.stderr]) {

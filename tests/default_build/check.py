@@ -1,6 +1,7 @@
-"""Asks a program without optional parts for what it has and for what it has not."""
+"""Asks the program of the default build for what it has and for what it has not."""
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -49,11 +50,18 @@ def serves(program):
             server.communicate(timeout=120)
 
 
-def refuses_folders(program):
+def knows_models(program):
+    """Folders are read, and names of the hub are looked up in the cache: both without a real model here."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [program, "serve", "--model", folder]
-        refused = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        assert refused.returncode != 0 and "--features models" in refused.stderr, refused
+        environment = os.environ | {"HF_HUB_CACHE": folder, "HF_HUB_OFFLINE": "1"}
+        for model, expected in [
+            (folder, "config.json"),
+            ("org/name", "HF_HUB_OFFLINE is set and org/name is not in the cache"),
+            ("no-folder", "there is no folder"),
+        ]:
+            command = [program, "serve", "--model", model]
+            refused = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+            assert refused.returncode != 0 and expected in refused.stderr, refused
 
 
 def refuses_gpus(program):
@@ -66,9 +74,10 @@ def main():
     program = sys.argv[1]
     serves(program)
     print("it serves, and finds again what it has computed")
-    refuses_folders(program)
+    knows_models(program)
+    print("it reads models from folders and from the hub")
     refuses_gpus(program)
-    print("it says what models from folders, structured outputs and GPUs need")
+    print("it says what structured outputs and GPUs need")
 
 
 if __name__ == "__main__":

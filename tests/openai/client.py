@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -11,15 +12,18 @@ import urllib.request
 
 import openai
 
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "clients"))
+
+import folder as model_folder
+
 TEXT = "The three tiers of a cache are device, host and store. " * 12
 
 
 @contextlib.contextmanager
-def server(program, *arguments):
-    """A server on a free port, and its address."""
+def server(program, *arguments, model=("--random-model",)):
+    """A server on a free port, and its address. Unless another model is given, answers are as long as they are asked for."""
     with tempfile.TemporaryDirectory() as folder:
-        # Its answers are as long as they are asked for.
-        command = [program, "serve", "--random-model", "--listen", "127.0.0.1:0", "--l3", f"disk:{folder}", "--l3-reserve", "0"]
+        command = [program, "serve", *model, "--listen", "127.0.0.1:0", "--l3", f"disk:{folder}", "--l3-reserve", "0"]
         process = subprocess.Popen(
             [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -171,6 +175,88 @@ def structured(client, model):
     assert ended > 0, "none of the answers came to its end"
 
 
+def tools(client, model):
+    schema = {
+        "type": "object",
+        "properties": {"size": {"enum": [1, 22]}},
+        "required": ["size"],
+        "additionalProperties": False,
+    }
+    tool = {"type": "function", "function": {"name": "paint", "parameters": schema, "strict": True}}
+    named = {"type": "function", "function": {"name": "paint"}}
+    for choice in ("required", named):
+        ended = 0
+        for seed in range(16):
+            answer = client.chat.completions.create(
+                model=model,
+                messages=[{"role": "user", "content": "Paint it"}],
+                tools=[tool],
+                tool_choice=choice,
+                parallel_tool_calls=False,
+                max_tokens=128,
+                seed=seed,
+            )
+            [said] = answer.choices
+            if said.finish_reason == "tool_calls":
+                [call] = said.message.tool_calls
+                assert call.function.name == "paint", call
+                assert json.loads(call.function.arguments)["size"] in (1, 22), call
+                ended += 1
+        assert ended > 0, "none of the answers came to its end"
+
+
+def responses(client, model):
+    ask = {"model": model, "instructions": "Be brief.", "max_output_tokens": 12, "temperature": 0}
+    answer = client.responses.create(input=TEXT, **ask)
+    assert answer.status == "incomplete", answer
+    assert answer.incomplete_details.reason == "max_output_tokens", answer
+    assert answer.output_text and answer.usage.output_tokens == 12, answer
+    again = client.responses.create(input=[{"role": "user", "content": TEXT}], **ask)
+    assert again.output_text == answer.output_text
+    assert again.usage.input_tokens_details.cached_tokens > 500, again.usage
+
+    events = list(client.responses.create(input=TEXT, stream=True, **ask))
+    kinds = [event.type for event in events]
+    assert kinds[:2] == ["response.created", "response.in_progress"], kinds
+    assert kinds[-1] == "response.incomplete", kinds
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == answer.output_text and len(deltas) > 3, deltas
+    with client.responses.stream(input=TEXT, **ask) as stream:
+        for _ in stream:
+            pass
+        assert stream.get_final_response().output_text == answer.output_text
+
+    follow = [{"role": "user", "content": TEXT}, *answer.output, {"role": "user", "content": "And?"}]
+    assert client.responses.create(input=follow, **ask).usage.input_tokens > answer.usage.input_tokens
+    try:
+        client.responses.create(input="x", model=model, previous_response_id=answer.id)
+    except openai.BadRequestError as error:
+        assert error.param == "previous_response_id", error
+    else:
+        raise AssertionError("an earlier response was accepted")
+
+
+def reasoning(program):
+    """A model whose prompt opens its reasoning, which gibberish never closes."""
+    with tempfile.TemporaryDirectory() as folder:
+        model_folder.make_model(folder)
+        template = pathlib.Path(folder) / "chat_template.jinja"
+        template.write_text(template.read_text().replace("'<|assistant|>' }}\n{%- endif %}", "'<|assistant|><think>\\n' }}\n{%- endif %}"))
+        with server(program, model=("--model", folder)) as address:
+            client = openai.OpenAI(base_url=f"{address}/v1", api_key="unused", max_retries=0)
+            model = client.models.list().data[0].id
+            ask = {"model": model, "temperature": 0, "messages": [{"role": "user", "content": "Why?"}], "max_tokens": 24}
+            message = client.chat.completions.create(**ask).choices[0].message
+            assert message.content == "" and message.reasoning_content, message
+            assert message.reasoning == message.reasoning_content
+            chunks = client.chat.completions.create(stream=True, **ask)
+            deltas = [getattr(chunk.choices[0].delta, "reasoning_content", None) or "" for chunk in chunks]
+            assert "".join(deltas) == message.reasoning_content, deltas
+            answer = client.responses.create(model=model, input="Why?", temperature=0, max_output_tokens=24)
+            [item] = answer.output
+            assert item.type == "reasoning" and item.content[0].text == message.reasoning_content, item
+
+
 def tenants(program):
     keys = ["--api-key", "alice=one", "--api-key", "bob=two", "--operator-key", "root"]
     with server(program, *keys) as address:
@@ -201,9 +287,11 @@ def main():
     with server(program) as address:
         client = openai.OpenAI(base_url=f"{address}/v1", api_key="unused", max_retries=0)
         model = client.models.list().data[0].id
-        for part in (completions, chat, sampling, scores, structured, errors):
+        for part in (completions, chat, sampling, scores, structured, tools, responses, errors):
             part(client, model)
             print(f"{part.__name__}: as OpenAI's client expects")
+    reasoning(program)
+    print("reasoning: as OpenAI's client expects")
     tenants(program)
     print("tenants: kept apart")
 

@@ -1,4 +1,4 @@
-//! What a router does, and whom it sends requests to.
+//! Settings of routers.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -27,10 +27,9 @@ settings! {
                     flag: Some("worker"),
                     example: Some(r#"[{ url = "http://HOST:PORT", events = "tcp://HOST:PORT", replay = "tcp://HOST:PORT" }]"#)
                 };
-            /// The folder of the model that the workers serve. The router uses its tokenizer and chat template to
-            /// turn requests into tokens and match them with KV events. Needs a program built with
-            /// `--features models`.
-            model: Option<PathBuf> = None, "FOLDER"
+            /// The model that the workers serve: a folder, or a model of the Hugging Face Hub as org/name. The router
+            /// uses its tokenizer and chat template to turn requests into tokens and match them with KV events.
+            model: Option<PathBuf> = None, "MODEL"
                 { default_in_words: Some("the model that comes with the program") };
             /// Subscribe only to event topics with this prefix.
             topic: String = String::new(), "TOPIC" { default_in_words: Some("all topics") };
@@ -56,6 +55,9 @@ settings! {
             /// A tenant and its API key, as on the workers. The router needs them to keep the prefixes of tenants
             /// apart. Prefer TERRACE_API_KEYS or the file: other users can see command lines.
             keys: Vec<Key> = Vec::new(), "NAME=KEY" as API_KEYS;
+            /// Allow everyone who can reach the address to use the workers without a key. Without this setting, a router
+            /// that has no keys starts only on an address of this machine, like 127.0.0.1.
+            allow_anonymous: bool = false, "SWITCH";
             /// The key for /metrics.
             operator_key: Option<Secret> = None, "KEY" { is_secret: true };
         }
@@ -63,7 +65,7 @@ settings! {
 }
 
 impl RouteSettings {
-    /// Whether this can work, as far as that can be told without trying.
+    /// Checks that the settings are valid.
     ///
     /// # Errors
     /// The first setting that cannot, and what to change.
@@ -88,7 +90,7 @@ impl RouteSettings {
         self.limits().check()
     }
 
-    /// What clients may take.
+    /// Returns the limits for clients.
     pub(crate) fn limits(&self) -> Limits {
         let usual = Limits::default();
         let bodies_max = usual.bodies_max.max(self.body_max);
@@ -107,9 +109,9 @@ impl RouteSettings {
 pub struct WorkerPlace {
     /// Its address, without a path.
     pub url: String,
-    /// Where it tells what its cache holds.
+    /// Endpoint of its KV events.
     pub events: Option<Endpoint>,
-    /// Where it is asked for events that were missed.
+    /// Endpoint for the replay of events.
     pub replay: Option<Endpoint>,
 }
 

@@ -2,7 +2,7 @@
 
 /// A set of settings that can be given by flags, by variables and in a file.
 pub trait Configuration: Sized + 'static {
-    /// What the names of variables begin with.
+    /// Prefix of the names of variables.
     const VARIABLES: &'static str;
     /// Everything that can be set, in the order in which people should read it. Settings of a table come
     /// after those of none.
@@ -17,22 +17,24 @@ pub trait Configuration: Sized + 'static {
 /// Something that can be set about a `C`.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting<C> {
-    /// What it belongs to, in words.
+    /// Heading in help and documents.
     pub heading: &'static str,
     /// The table in which the file has it.
     pub table: Option<&'static str>,
-    /// Its name in the file.
+    /// Name in the file.
     pub name: &'static str,
-    /// What stands for a value where one is to be given.
+    /// Placeholder for the value.
     pub value_name: &'static str,
-    /// How its value is written.
+    /// Form of the value.
     pub form: Form,
-    /// What happens without it, where no value says that.
+    /// Description of the default, where a value does not say it.
     pub default_in_words: Option<&'static str>,
     /// A value as the file has it, where the form does not tell.
     pub example: Option<&'static str>,
-    /// Whether nobody but the program should see it.
+    /// Whether its value must not be shown.
     pub is_secret: bool,
+    /// Whether most users need it, so that the short help shows it.
+    pub is_common: bool,
     pub(super) flag: Option<&'static str>,
     pub(super) variable: Option<&'static str>,
     pub(super) doc: &'static str,
@@ -40,7 +42,7 @@ pub struct Setting<C> {
     pub(super) get: fn(&C) -> Option<String>,
 }
 
-/// How a value is written.
+/// Form of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// In quotes, in the file.
@@ -56,7 +58,7 @@ pub enum Form {
 }
 
 impl<C: Configuration> Setting<C> {
-    /// What an entry need not say.
+    /// Defaults of an entry.
     pub(super) const PLAIN: Self = Self {
         heading: "",
         table: None,
@@ -66,6 +68,7 @@ impl<C: Configuration> Setting<C> {
         default_in_words: None,
         example: None,
         is_secret: false,
+        is_common: false,
         flag: None,
         variable: None,
         doc: "",
@@ -82,7 +85,7 @@ impl<C: Configuration> Setting<C> {
         ..Self::PLAIN
     };
 
-    /// Where the file has it: `name`, or `table.name`.
+    /// Returns its name in the file: `name`, or `table.name`.
     #[must_use]
     pub fn path(&self) -> String {
         match self.table {
@@ -91,27 +94,35 @@ impl<C: Configuration> Setting<C> {
         }
     }
 
-    /// Its flag, without the hyphens before it.
+    /// Returns its flag, without the leading hyphens.
     #[must_use]
     pub fn flag(&self) -> String {
         self.flag.map_or_else(|| self.name.replace('_', "-"), str::to_owned)
     }
 
-    /// Its variable.
+    /// Returns its environment variable.
     #[must_use]
     pub fn variable(&self) -> String {
         let usual = || format!("{}{}", C::VARIABLES, self.name.to_uppercase());
         self.variable.map_or_else(usual, str::to_owned)
     }
 
-    /// What it is for, in one paragraph.
+    /// Returns its description in one paragraph.
     #[must_use]
     pub fn description(&self) -> String {
         let words: Vec<_> = self.doc.split_whitespace().collect();
         words.join(" ")
     }
 
-    /// What happens without it, as `[default: ...]` would say.
+    /// Returns the first sentence of the description.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let description = self.description();
+        let end = description.find(". ").map_or(description.len(), |end| end + 1);
+        description[..end].to_owned()
+    }
+
+    /// Returns its default for display.
     #[must_use]
     pub fn default(&self) -> Option<String>
     where

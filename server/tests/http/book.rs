@@ -122,7 +122,7 @@ fn config(folder: &Path) -> Config {
         device_memory: Some(Size::mib(22)),
         host_memory: Size::mib(64),
         l3: Some(L3Choice::Disk(folder.to_owned())),
-        l3_size: Size::mib(256),
+        l3_capacity: Size::mib(256),
         l3_reserve: Some(Size(0)),
         l3_wait: Duration::from_secs(60),
         ..Config::default()

@@ -16,7 +16,7 @@ fn small(folder: &std::path::Path) -> Config {
         device_memory: Some(Size::mib(16)),
         host_memory: Size::mib(16),
         l3: Some(L3Choice::Disk(folder.to_owned())),
-        l3_size: Size::mib(64),
+        l3_capacity: Size::mib(64),
         // Whatever else is on the disk of whoever runs this.
         l3_reserve: Some(Size(0)),
         ..Config::default()
@@ -99,7 +99,7 @@ async fn pages_of_other_sizes_are_told_and_go_when_the_limit_needs_their_room() 
     assert!(told.contains("also there: pages of 128.0 KiB in pages-of-131072-bytes"), "{told}");
     assert!(told.contains("last used just now, removed when their space is needed"), "{told}");
     // Another size again, so that nobody need wait until the store is closed.
-    let no_room = Config { l3_size: Size::mib(9), page_size: 64, ..other_pages };
+    let no_room = Config { l3_capacity: Size::mib(9), page_size: 64, ..other_pages };
     let told = launch(&no_room).unwrap().summary.to_string();
     assert!(told.contains("warning: pages of 128.0 KiB in pages-of-131072-bytes"), "{told}");
     assert!(told.contains("were removed to free space"), "{told}");
@@ -110,10 +110,10 @@ async fn a_smaller_store_says_how_many_pages_it_dropped() {
     let folder = tempfile::tempdir().unwrap();
     let config = small(folder.path());
     ask_once(&config, &json!({ "prompt": "x".repeat(700), "max_tokens": 1 })).await;
-    let smaller = Config { l3_size: Size::mib(2), ..config };
+    let smaller = Config { l3_capacity: Size::mib(2), ..config };
     let told = launch(&smaller).unwrap().summary.to_string();
     assert!(told.contains("oldest pages,"), "{told}");
-    assert!(told.contains("were dropped to keep to --l3-size 2.0 MiB"), "{told}");
+    assert!(told.contains("were dropped to keep to --l3-capacity 2.0 MiB"), "{told}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

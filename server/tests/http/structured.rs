@@ -107,3 +107,61 @@ async fn a_rule_that_makes_no_sense_is_refused_with_the_reason() {
     }
     assert_eq!(world.figures().await.scheduler.submitted, 0);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_forced_call_has_arguments_that_follow_its_schema() {
+    let world = World::quick().await;
+    let tool = |name: &str, field: &str| {
+        let schema = json!({
+            "type": "object", "properties": { field: { "$ref": "#/$defs/size" } }, "required": [field],
+            "additionalProperties": false, "$defs": { "size": { "enum": [1, 22, 333] } },
+        });
+        json!({ "type": "function", "function": { "name": name, "parameters": schema, "strict": true } })
+    };
+    let named = json!({ "type": "function", "function": { "name": "paint" } });
+    for (choice, names) in [(json!("required"), &["paint", "build"][..]), (named, &["paint"])] {
+        let request = json!({
+            "messages": [{ "role": "user", "content": "Do it" }], "tools": [tool("paint", "width"), tool("build", "height")],
+            "tool_choice": choice, "parallel_tool_calls": false, "max_tokens": 200, "seed": 5,
+            // Blanks between the parts are allowed, and the toy would write many.
+            "logit_bias": { "32": -100, "10": -100, "9": -100, "13": -100 },
+        });
+        let answer = post(world.address, "/v1/chat/completions", &request).await;
+        assert_eq!(answer.status, 200, "{answer:?}");
+        let answer = answer.json();
+        let said = &answer["choices"][0];
+        assert_eq!(said["finish_reason"], "tool_calls", "{answer}");
+        let [call] = &said["message"]["tool_calls"].as_array().unwrap()[..] else {
+            panic!("{answer}")
+        };
+        assert!(names.contains(&call["function"]["name"].as_str().unwrap()), "{call}");
+        let arguments: Value =
+            serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
+        let field = if call["function"]["name"] == "paint" { "width" } else { "height" };
+        assert!([1, 22, 333].contains(&arguments[field].as_u64().unwrap()), "{arguments}");
+        let mut streaming = request.clone();
+        streaming["stream"] = true.into();
+        let chunks = post(world.address, "/v1/chat/completions", &streaming).await.events();
+        let mut calls =
+            chunks.iter().map(|chunk| &chunk["choices"][0]["delta"]["tool_calls"][0]["function"]);
+        assert!(calls.any(|function| *function == call["function"]), "{chunks:?}");
+        let mut cut = request;
+        cut["max_tokens"] = 3.into();
+        let answer = post(world.address, "/v1/chat/completions", &cut).await.json();
+        let said = &answer["choices"][0];
+        assert_eq!(
+            (&said["finish_reason"], &said["message"]["tool_calls"]),
+            (&json!("length"), &Value::Null)
+        );
+        assert!(!said["message"]["content"].as_str().unwrap().is_empty(), "{answer}");
+    }
+    let both = json!({
+        "messages": [{ "role": "user", "content": "x" }], "tools": [tool("paint", "width")],
+        "tool_choice": "required", "response_format": { "type": "json_object" },
+    });
+    let refused = post(world.address, "/v1/chat/completions", &both).await;
+    assert_eq!(
+        (refused.status, &refused.json()["error"]["param"]),
+        (400, &json!("response_format"))
+    );
+}

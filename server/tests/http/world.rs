@@ -8,7 +8,7 @@ use terrace_engine::{
     CpuDevice, CpuFence, CpuMemory, Device, Drained, Engine, Figures, Forward, Threaded,
 };
 use terrace_scheduler::{BatchConfig, CacheConfig, QueueConfig};
-use terrace_server::{Config, GpuWatch, ServedModel, Server, ToolFormat};
+use terrace_server::{BindError, Config, GpuWatch, ServedModel, Server, ToolFormat};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -98,6 +98,18 @@ impl World {
     where
         D: Device<Memory = CpuMemory, Fence = CpuFence>,
     {
+        Self::try_bind(config, model, device, change).await.unwrap()
+    }
+
+    async fn try_bind<D>(
+        config: Config,
+        model: impl Forward<Memory = CpuMemory>,
+        device: impl FnOnce(CpuDevice) -> D,
+        change: impl FnOnce(&mut ServedModel),
+    ) -> Result<(Server, Engine), BindError>
+    where
+        D: Device<Memory = CpuMemory, Fence = CpuFence>,
+    {
         let device_pages = 4096;
         let layout = model.kv_layout().pages(config.page_size).unwrap();
         let scheduler = terrace_scheduler::Config {
@@ -116,6 +128,7 @@ impl World {
             name: NAME.to_owned(),
             tokenizer: built_in.tokenizer,
             tool_format: ToolFormat::of(&built_in.chat),
+            marks_reasoning: false,
             chat: built_in.chat,
             stop_tokens: built_in.stop_tokens.into(),
             tokens_max: device_pages * config.page_size,
@@ -124,7 +137,13 @@ impl World {
             fingerprint: "toy".to_owned(),
         };
         change(&mut model);
-        (Server::bind(&config, engine.clone(), model).await.unwrap(), engine)
+        Server::bind(&config, engine.clone(), model).await.map(|server| (server, engine))
+    }
+
+    /// Why a server cannot have its address.
+    pub(crate) async fn bind_error(config: Config) -> BindError {
+        let bound = Self::try_bind(config, Toy::default(), |device| device, |_| {}).await;
+        bound.map(|_| ()).unwrap_err()
     }
 
     fn run(server: Server, engine: Engine) -> Self {

@@ -159,3 +159,67 @@ fn the_page_about_settings_is_up_to_date() {
         "docs/configuration.md is out of date: run `terrace config --markdown > docs/configuration.md`"
     );
 }
+
+/// The flags that a help lists.
+fn flags_of(help: &str) -> Vec<&str> {
+    let words = help.lines().filter_map(|line| {
+        line.trim_start().split("--").nth(1).filter(|_| {
+            let line = line.trim_start();
+            line.starts_with("--") || line.starts_with("-h, --")
+        })
+    });
+    words.map(|rest| rest.split([' ', '=', '[']).next().unwrap_or_default()).collect()
+}
+
+#[test]
+fn the_short_help_has_what_most_users_need_and_the_long_one_everything() {
+    for (command, common, settings_min) in [
+        ("serve", &["listen", "model", "device-memory", "l3-capacity", "api-key"][..], 60),
+        ("node", &["listen", "memory", "disk", "secret-file"], 12),
+    ] {
+        let short = printed(terrace().args([command, "--help"]));
+        assert_eq!(short, printed(terrace().args([command, "-h"])));
+        let all = printed(terrace().args([command, "--help-all"]));
+        let (few, many) = (flags_of(&short), flags_of(&all));
+        assert!(common.iter().all(|flag| few.contains(flag)), "{few:?}");
+        assert!(few.len() <= 19 && many.len() > settings_min, "{} and {}", few.len(), many.len());
+        assert!(few.iter().all(|flag| many.contains(flag)), "{few:?}");
+        assert!(short.contains("help-all"), "{short}");
+    }
+}
+
+#[test]
+fn a_model_that_cannot_be_had_is_told_with_what_to_do() {
+    let cache = tempfile::tempdir().unwrap();
+    let refused = |model: &str| {
+        let mut command = terrace();
+        command.args(["serve", "--listen", "127.0.0.1:0", "--l3", "none", "--model", model]);
+        command.env("HF_HUB_CACHE", cache.path()).env("HF_HUB_OFFLINE", "1");
+        let output = command.output().unwrap();
+        assert!(!output.status.success(), "{model}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert!(refused("org/name").contains("HF_HUB_OFFLINE is set and org/name is not in the cache"));
+    let said = refused("no-such-folder");
+    assert!(
+        said.contains("there is no folder \"no-such-folder\"") && said.contains("org/name"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_server_for_other_machines_needs_keys_or_a_word_that_it_does_not() {
+    // An address that no machine has, so nothing listens on it.
+    let refused = |flags: &[&str]| {
+        let mut command = terrace();
+        command.args(["serve", "--listen", "192.0.2.1:0", "--l3", "none"]).args(flags);
+        let output = command.output().unwrap();
+        assert!(!output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert!(refused(&[]).contains("--allow-anonymous"));
+    for flags in [&["--allow-anonymous"][..], &["--api-key", "alice=secret"]] {
+        let said = refused(flags);
+        assert!(said.contains("cannot listen on 192.0.2.1:0"), "{said}");
+    }
+}

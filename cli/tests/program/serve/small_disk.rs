@@ -42,11 +42,12 @@ fn a_small_disk_is_told_and_not_filled() {
     let folder = tempfile::tempdir().unwrap();
     let Some(mut command) = on_a_small_disk(folder.path(), 24) else { return };
     let store = format!("disk:{}", folder.path().display());
-    command.args(["serve", "--listen", "127.0.0.1:0", "--l3-size", "192MiB", "--l3", &store]);
+    command.args(["serve", "--listen", "127.0.0.1:0", "--l3-capacity", "192MiB", "--l3", &store]);
     command.args(["--device-memory", "24MiB", "--host-memory", "16MiB"]);
     let server = Server::spawn(command);
     let summary = &server.summary;
-    for told in ["warning: the store cannot grow to --l3-size 192.0 MiB", "6.0 MiB must stay free"]
+    for told in
+        ["warning: the store cannot grow to --l3-capacity 192.0 MiB", "6.0 MiB must stay free"]
     {
         assert!(summary.contains(told), "{told} is missing:\n{summary}");
     }

@@ -1,4 +1,4 @@
-//! Feeds: the KV events of a running engine, for those who route requests by them.
+//! Feeds of the KV events of a running engine, for routers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
@@ -8,13 +8,14 @@ use tokio::sync::mpsc::{self, error::TrySendError};
 
 use crate::happening::{Happening, Happenings};
 
-/// The memory of so many events is kept to be used again.
+/// Largest number of event buffers kept for reuse.
 const SPARES_MAX: usize = 8;
 
-/// What an engine's cache holds, as it changes: first a snapshot, then [`KvEvents`] in their order.
+/// A subscription to the changes of an engine's cache content: first a snapshot, then [`KvEvents`]
+/// in order.
 ///
-/// Whoever reads too slowly misses nothing: when there is no room for more, the events that wait are
-/// followed by a new snapshot, which [says so](KvEvents::is_snapshot). The engine never waits for a reader.
+/// A slow reader does not miss changes: when its queue is full, a new snapshot follows the queued
+/// events and is [marked as one](KvEvents::is_snapshot). The engine never waits for a reader.
 #[derive(Debug)]
 pub struct KvFeed {
     events: mpsc::Receiver<Arc<KvEvents>>,
@@ -23,23 +24,24 @@ pub struct KvFeed {
 }
 
 impl KvFeed {
-    /// What has happened next; nothing once the engine has ended.
+    /// Returns the next events; none once the engine has ended.
     pub async fn next(&mut self) -> Option<Arc<KvEvents>> {
         let events = self.events.recv().await;
         self.has_room();
         events
     }
 
-    /// What has happened next, if that is known already.
+    /// Returns the next events if they are queued.
     pub fn try_next(&mut self) -> Option<Arc<KvEvents>> {
         let events = self.events.try_recv().ok();
         self.has_room();
         events
     }
 
-    /// An engine that has nothing else to do would not notice.
+    /// Wakes the driver if this reader needs a snapshot: an idle engine would not notice the free
+    /// queue.
     fn has_room(&self) {
-        // Either this sees that a snapshot is due, or the engine sees the room for it.
+        // Either this thread sees that a snapshot is due, or the driver sees the free queue.
         fence(Ordering::SeqCst);
         if self.needs_snapshot.load(Ordering::Relaxed) {
             self.happenings.send(Happening::KvFeedHasRoom);
@@ -47,24 +49,24 @@ impl KvFeed {
     }
 }
 
-/// One who reads.
+/// A subscriber.
 #[derive(Debug)]
 struct Reader {
     events: mpsc::Sender<Arc<KvEvents>>,
-    /// Whether it has to start over.
+    /// True if the next events must be a snapshot.
     needs_snapshot: Arc<AtomicBool>,
 }
 
-/// Everybody who reads.
+/// All subscribers of an engine.
 #[derive(Debug, Default)]
 pub(crate) struct KvFeeds {
     readers: Vec<Reader>,
-    /// Events that were told. Those that nobody reads any more are written over.
+    /// Event buffers that were sent, reused once no reader holds them.
     spares: Vec<Arc<KvEvents>>,
 }
 
 impl KvFeeds {
-    /// One more who reads; so many batches of events may wait for it.
+    /// Adds a subscriber with a queue of `batches_max` batches of events.
     pub(crate) fn open(&mut self, batches_max: usize, happenings: Happenings) -> KvFeed {
         let (sender, events) = mpsc::channel(batches_max.max(1));
         let needs_snapshot = Arc::new(AtomicBool::new(true));
@@ -72,7 +74,7 @@ impl KvFeeds {
         KvFeed { events, needs_snapshot, happenings }
     }
 
-    /// Tells everybody what has happened. Costs nothing if nobody reads.
+    /// Sends the events since the last call to all subscribers. Does no work without subscribers.
     pub(crate) fn tell(&mut self, scheduler: &mut WatchedScheduler) {
         if self.readers.is_empty() {
             return;
@@ -99,13 +101,13 @@ impl KvFeeds {
         }
     }
 
-    /// Memory that nobody reads any more.
+    /// Returns an event buffer that no reader holds.
     fn spare(&mut self) -> Arc<KvEvents> {
         let free = self.spares.iter().position(|spare| Arc::strong_count(spare) == 1);
         free.map(|place| self.spares.swap_remove(place)).unwrap_or_default()
     }
 
-    /// Snapshots are large, and rare: their memory is not kept.
+    /// Keeps a buffer for reuse. Snapshots are large and rare, so their memory is not kept.
     fn keep(&mut self, told: Arc<KvEvents>) {
         if self.spares.len() < SPARES_MAX && !told.is_snapshot {
             self.spares.push(told);

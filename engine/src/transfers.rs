@@ -1,4 +1,4 @@
-//! What a plan wants of L3, done through a [`Store`] without anybody waiting for it.
+//! L3 operations of a plan, run on a [`Store`] in the background.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,13 +14,13 @@ use terrace_scheduler::{HostPage, L3Kind, L3Op, OpId, Outcome, PageKey, Plan, Pr
 use crate::call_off::CallOff;
 use crate::happening::{Happening, Happenings};
 
-/// A prefetch reads so many pages at a time.
+/// Number of pages that a prefetch reads at a time.
 const PIECE_PAGES: usize = 16;
-/// So many of these pieces are under way, so that the store always has something to do. When a prefetch is
-/// called off they go on, and no others begin.
+/// Number of pieces of a prefetch in flight, so that the store is never idle. When a prefetch is
+/// cancelled, pieces in flight complete and no others start.
 const PIECES_MAX: usize = 2;
 
-/// The way to L3. Pages go straight between the host arena and the store.
+/// The L3 client of the engine. Pages move directly between the host arena and the store.
 #[derive(Debug)]
 pub(crate) struct Transfers {
     lane: Lane,
@@ -35,7 +35,7 @@ struct Lane {
 
 impl Transfers {
     /// # Errors
-    /// When the store does not take the arena.
+    /// Fails if the store cannot register the arena.
     pub(crate) fn new(store: Arc<dyn Store>, host: Arena) -> Result<Self, StoreError> {
         let registration = store.register(&host)?;
         Ok(Self { lane: Lane { store, host }, _registration: registration })
@@ -45,9 +45,9 @@ impl Transfers {
         &self.lane.store
     }
 
-    /// Starts an operation; its outcome is reported when it has one, and what is returned calls it off. The
-    /// namespace is the model's; adapter and salt are part of the keys. Pages that are moved have a digest of their
-    /// prefix each.
+    /// Starts an operation, reports its outcome, and returns the flag that cancels it. The
+    /// namespace is the model's; adapter and salt are part of the keys. Each page moved has a
+    /// digest of its prefix.
     pub(crate) fn start(
         &self,
         plan: &Plan,
@@ -69,8 +69,8 @@ impl Transfers {
     }
 }
 
-/// An outcome that is reported when this is dropped: that of a store which panics, too. Pages that
-/// such a store still uses stay lent, so nobody else gets them.
+/// A guard that reports an outcome when it is dropped, even if the store panics. Pages that such a
+/// store still uses stay lent, so no other transfer gets them.
 struct Owed {
     op: OpId,
     outcome: Outcome,
@@ -110,7 +110,8 @@ impl Lane {
         };
     }
 
-    /// How many of the pages, from the first, the store has. It starts moving them to memory.
+    /// Counts the leading pages that the store has, and makes the store start moving them to
+    /// memory.
     async fn probe(&self, ids: &[ObjectId]) -> Outcome {
         let options = ExistsOptions { prefetch_to_memory: true, ..ExistsOptions::default() };
         let found = self.store.exists(ids, options).await;
@@ -122,7 +123,7 @@ impl Lane {
         probe_outcome(&found.collect::<Results<()>>())
     }
 
-    /// Reads the pages piece by piece, until one is not sound or nobody waits for the rest.
+    /// Reads the pages in pieces, until a page is invalid or the prefetch is cancelled.
     async fn prefetch(
         &self,
         ids: &[ObjectId],
@@ -153,7 +154,7 @@ impl Lane {
             is_sound &= piece.iter().all(Result::is_ok);
             read.extend(piece);
         }
-        // The pages that are not read are given back first.
+        // Pages that are not read are released first.
         drop(gets);
         match self.settle(&read, pages, report).await {
             Outcome::Done if read.len() < ids.len() => Outcome::CalledOff(read.len() as u32),
@@ -178,8 +179,8 @@ impl Lane {
         self.settle(&stored, pages, report).await
     }
 
-    /// The outcome of a transfer, once the store has let go of its pages: one that has failed or was
-    /// given up may still touch them.
+    /// Returns the outcome of a transfer once the store has released its pages: a failed or
+    /// abandoned transfer may still touch them.
     async fn settle<T>(
         &self,
         results: &[Result<T, StoreError>],
@@ -198,15 +199,16 @@ impl Lane {
         outcome(results)
     }
 
-    /// The scheduler hands out no page that is in use, so this is a defect; no page is touched.
+    /// Reports a page that is already in use. The scheduler does not hand out such a page, so this
+    /// is a bug; no page is touched.
     fn in_use(&self, lent: &dyn std::fmt::Display) -> Outcome {
         tracing::error!("an L3 transfer was planned for a page in use: {lent}");
         Outcome::Failed
     }
 }
 
-/// The outcome of a probe. A page whose holder does not answer may be there: it ends the answer, and is
-/// computed, but does not count as missing.
+/// Returns the outcome of a probe. A page whose holder does not answer may exist: it ends the run
+/// of hits and is computed, but does not count as missing.
 fn probe_outcome(found: &[Result<(), StoreError>]) -> Outcome {
     let present = found.iter().take_while(|result| result.is_ok()).count() as u32;
     match found.get(present as usize) {
@@ -218,8 +220,9 @@ fn probe_outcome(found: &[Result<(), StoreError>]) -> Outcome {
     }
 }
 
-/// What the results of a batch come to: it counts as far as everything before is sound. A page of other tokens under
-/// the same key is none of these: clients could make such pages, and must not make the store look as if it failed.
+/// Returns the outcome of a batch, which counts up to its first failure. A page of other tokens
+/// under the same key is not a failure: clients could create such pages and must not make the store
+/// look faulty.
 fn outcome<T>(results: &[Result<T, StoreError>]) -> Outcome {
     let sound = results.iter().take_while(|result| result.is_ok()).count();
     match results.get(sound) {
@@ -244,7 +247,7 @@ mod tests {
 
     use super::*;
 
-    /// The store has what is asked for, and would say so.
+    /// The store has the pages and would report them.
     #[tokio::test]
     async fn what_is_called_off_before_it_begins_is_not_asked() {
         let host = Arena::new(1, 4096).unwrap();

@@ -1,4 +1,4 @@
-//! What changes logits before a token is chosen by them.
+//! Changes to logits before sampling.
 
 use std::collections::BTreeMap;
 
@@ -7,19 +7,19 @@ use terrace_scheduler::Token;
 use super::grammar::GrammarError;
 use crate::batch::Choice;
 
-/// What changes the logits of an answer before its tokens are chosen. The default changes nothing.
+/// Parameters that change the logits of an answer. The default changes nothing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shaping {
-    /// Taken off the logit of every token that the answer has already.
+    /// Subtracted from the logit of each token that the answer contains.
     pub presence_penalty: f32,
-    /// Taken off the logit of a token as often as the answer has it already.
+    /// Subtracted from the logit of a token once for each occurrence in the answer.
     pub frequency_penalty: f32,
-    /// What the logits of tokens that prompt or answer have already are divided by, or multiplied with
-    /// where they are negative.
+    /// Divisor of the positive logits, and factor of the negative logits, of tokens in the prompt
+    /// or answer.
     pub repetition_penalty: f32,
-    /// Added to the logits of some tokens.
+    /// Additions to the logits of some tokens.
     pub bias: Vec<(Token, f32)>,
-    /// The answer has at least so many tokens, as far as its grammar allows.
+    /// Minimum number of tokens in the answer, as far as its grammar allows.
     pub min_tokens: u32,
 }
 
@@ -36,39 +36,39 @@ impl Default for Shaping {
 }
 
 impl Shaping {
-    /// Whether it depends on the tokens that the answer has.
+    /// Returns whether it depends on the answer's tokens.
     pub(crate) fn counts_tokens(&self) -> bool {
         self.presence_penalty != 0.0 || self.frequency_penalty != 0.0 || self.repeats_cost()
     }
 
-    /// Whether it depends on the tokens of the prompt.
+    /// Returns whether it depends on the prompt's tokens.
     pub(crate) fn repeats_cost(&self) -> bool {
         self.repetition_penalty != 1.0
     }
 }
 
-/// What has come of an answer so far, as far as its logits are changed by that.
+/// The tokens of an answer, as far as its logits depend on them.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
-    /// How often the answer has each token, if that counts; never, for some of the prompt's.
+    /// Occurrences of each token in the answer, if they count; 0 for tokens of the prompt only.
     times: BTreeMap<Token, u32>,
-    /// The answer's tokens, if they count.
+    /// Tokens of the answer, if they count.
     produced: Vec<Token>,
 }
 
-/// Whether an answer can go on.
+/// The possible continuation of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GoesOn {
-    /// It can, with the token that was chosen.
+    /// The answer can go on behind the chosen token.
     Yes,
-    /// Its grammar is complete, and nothing that ends it may be chosen.
+    /// The grammar is complete, and no stop token may be chosen.
     Complete,
-    /// Its grammar is at its limits.
+    /// The grammar has exceeded its limits.
     Failed(GrammarError),
 }
 
 impl Shaping {
-    /// What is changed by, after a prompt and the beginning of an answer.
+    /// Creates the state after a prompt and the start of an answer.
     pub(crate) fn seen(&self, prompt: &[Token], produced: &[Token]) -> Seen {
         let mut seen = Seen::default();
         if self.repeats_cost() {
@@ -78,7 +78,7 @@ impl Shaping {
         seen
     }
 
-    /// Changes the logits of the `index`-th token of an answer, which `ends` would end.
+    /// Changes the logits of the `index`-th token of an answer with the stop tokens `ends`.
     pub(crate) fn apply(
         &self,
         seen: &Seen,
@@ -128,7 +128,7 @@ impl Shaping {
 }
 
 impl Seen {
-    /// The answer has another token.
+    /// Adds a token to the answer.
     pub(crate) fn push(&mut self, shaping: &Shaping, token: Token) {
         if shaping.counts_tokens() {
             *self.times.entry(token).or_default() += 1;
@@ -136,7 +136,7 @@ impl Seen {
         }
     }
 
-    /// The answer's tokens, if they count.
+    /// Returns the answer's tokens, if they count.
     pub(crate) fn produced(&self) -> &[Token] {
         &self.produced
     }

@@ -1,5 +1,5 @@
-//! A whole engine on the device: a model whose steps are work in a stream, like those of a real one, answers what it must,
-//! whatever is copied meanwhile.
+//! Tests of a complete engine on the device, with a model whose steps run in a stream. Answers must
+//! be correct whatever copies run beside them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,8 +21,9 @@ const VOCABULARY: u64 = 1000;
 const NEW_TOKENS: u32 = 3;
 const NUMBER_BYTES: usize = 8;
 
-/// The KV of a token in a layer is one number: of its token, of its KV in the layer before, and of the KV of all tokens
-/// before it. What is chosen is made of the last.
+/// Returns the KV of a token in a layer, a single number: a function of the token, of its KV in the
+/// layer before, and of the KV of all tokens before it. The chosen token depends on the KV of the
+/// last layer.
 fn kv(token: Token, layer_before: u64, earlier: impl Iterator<Item = u64>) -> u64 {
     let mixed = earlier.zip(1_u64..).fold(layer_before, |sum, (kv, position)| {
         sum.wrapping_add((kv ^ position).wrapping_mul(0x9e37_79b9_7f4a_7c15))
@@ -30,7 +31,7 @@ fn kv(token: Token, layer_before: u64, earlier: impl Iterator<Item = u64>) -> u6
     (mixed ^ u64::from(token)).wrapping_mul(0xd6e8_feb8_6659_fd93).rotate_left(29)
 }
 
-/// What must be answered, computed without pages.
+/// Computes the expected answer without pages.
 fn answer(prompt: &[Token]) -> Vec<Token> {
     let mut tokens = prompt.to_vec();
     for _ in 0..NEW_TOKENS {
@@ -52,24 +53,24 @@ fn kv_layout() -> KvLayout {
     KvLayout { slabs: vec![Slab { layers: 0..LAYERS, dtype: KvType::U8, form }] }
 }
 
-/// Its steps are work in a stream.
+/// A model whose steps run in a stream.
 struct StreamModel {
     fake: FakeDriver,
     stream: Stream,
     memory: Option<CudaMemory>,
     table: PageTable,
-    /// The way in which it rounds, known once it has begun.
+    /// Simulated rounding mode, known once the model has started.
     bits: u64,
 }
 
-/// A span with the addresses of its KV, position by position.
+/// A span with the KV addresses of its positions.
 struct Row {
     tokens: Vec<Token>,
     start: usize,
     at: Vec<DeviceAddress>,
 }
 
-/// From a layer of a page to the next.
+/// Distance between the layers of a page.
 const LAYER_BYTES: usize = PAGE_SIZE as usize * NUMBER_BYTES;
 
 fn number(access: &mut Access<'_>, at: DeviceAddress, layer: usize) -> u64 {
@@ -189,7 +190,8 @@ impl StepTicket for StreamTicket {
     }
 }
 
-/// Prompts that share beginnings, each of which is longer than what the device can keep besides.
+/// Returns prompts with shared prefixes. Each is longer than the space that the device has beside
+/// it.
 fn prompts() -> Vec<Vec<Token>> {
     let text = |seed: u32, length: u32| (0..length).map(move |n| (seed * 37 + n * 11) % 997);
     let documents = (0..6).map(|document| text(document, 40).collect::<Vec<Token>>());

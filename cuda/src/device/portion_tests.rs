@@ -1,4 +1,4 @@
-//! Copies of so many pages that they are handed over in portions.
+//! Copies of enough pages to be submitted in portions.
 
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ const SOON: Duration = Duration::from_secs(20);
 const LOAD: CopyDirection = CopyDirection::LoadBack;
 const WRITE: CopyDirection = CopyDirection::WriteBack;
 const PAGES: usize = 3000;
-/// With all pages, each layer is a group of its own.
+/// Layers, each a separate group if all pages are copied.
 const LAYERS: usize = 4;
 const LAYER_BYTES: usize = 2048;
 
@@ -62,7 +62,7 @@ impl Scene {
         self.device.host().unwrap()
     }
 
-    /// The slot of the host page that belongs to the n-th device page.
+    /// Returns the slot of the host page that belongs to the n-th device page.
     fn host_slot(&self, n: usize) -> u32 {
         self.host_pages.as_slice()[n * 7 % PAGES].slot()
     }
@@ -97,7 +97,7 @@ impl Scene {
     }
 }
 
-/// What is in the n-th device page.
+/// Returns the content of the n-th device page.
 fn bytes(n: usize, salt: usize) -> Vec<u8> {
     (0..LAYERS * LAYER_BYTES).map(|at| (at * 31 + n * 101 + n / 256 * 7 + salt) as u8).collect()
 }

@@ -1,4 +1,4 @@
-//! The device on a driver that delays, fails and watches.
+//! Tests of the device on a driver that delays, fails and checks accesses.
 
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ type Outcome = Receiver<Result<(), CopyError>>;
 
 /// A device, its driver, and pages to copy.
 struct Scene {
-    // Goes first.
+    // Dropped first.
     _end: EndOnPanic,
     fake: FakeDriver,
     device: CudaDevice,
@@ -30,7 +30,7 @@ struct Scene {
     steps: Stream,
 }
 
-/// A test that has failed does not wait for what it has held up.
+/// Releases all gates after a failed test.
 struct EndOnPanic(FakeDriver);
 
 impl Drop for EndOnPanic {
@@ -41,7 +41,7 @@ impl Drop for EndOnPanic {
     }
 }
 
-/// 4 layers of 256 bytes.
+/// Returns a layout of 4 layers of 256 bytes.
 fn small_layout() -> PageLayout {
     KvLayout::keys_and_values(KvType::F32, 4, 1, 8).pages(4).unwrap()
 }
@@ -97,7 +97,7 @@ impl Scene {
         self.fake.read(self.address(n), self.page_bytes())
     }
 
-    /// Starts a copy of pages, the n-th on device and the n-th on host each.
+    /// Starts a copy between the n-th device pages and the n-th host pages.
     fn start(
         &self,
         direction: CopyDirection,
@@ -125,7 +125,7 @@ impl Scene {
         self.start(direction, pages, None).1.recv_timeout(SOON).unwrap()
     }
 
-    /// A lane takes no more copies until the returned value is dropped: whoever was told of one keeps its thread.
+    /// Blocks the thread of a lane in a completion callback until the returned value is dropped.
     fn hold_lane(&self, direction: CopyDirection) -> mpsc::Sender<()> {
         let (go_on, wait) = mpsc::channel();
         self.device.start_copy(CopyJob {
@@ -141,7 +141,7 @@ impl Scene {
         go_on
     }
 
-    /// A step that writes a byte all over a page.
+    /// Submits a step that fills a page with a byte.
     fn step(&self, n: usize, byte: u8) -> CudaFence {
         self.fake.fill(self.steps, self.address(n), self.page_bytes(), byte);
         let fence = self.device.memory().fence().unwrap();
@@ -149,7 +149,8 @@ impl Scene {
         fence
     }
 
-    /// The same, but not before the ban is lifted; nobody may touch the page before.
+    /// Submits the same step behind a ban on the page; any access before the ban is lifted is a
+    /// violation.
     fn slow_step(&self, n: usize, byte: u8) -> (u64, CudaFence) {
         let at = self.address(n).0;
         let ban = self.fake.ban(at..at + self.page_bytes() as u64);
@@ -158,7 +159,7 @@ impl Scene {
     }
 }
 
-/// Bytes that differ from page to page and from place to place.
+/// Returns bytes that differ from page to page and from place to place.
 fn pattern(page: usize, bytes: usize) -> Vec<u8> {
     (0..bytes).map(|at| (at * 31 + at / 256 * 7 + page * 101 + 1) as u8).collect()
 }
@@ -278,7 +279,7 @@ fn a_copy_that_is_called_off_before_it_begins_touches_nothing() {
     let scene = Scene::new();
     let (ban, fence) = scene.slow_step(0, 7);
     let go_on = scene.hold_lane(WRITE);
-    // As many as a lane hands to its stream at once.
+    // As many as a lane submits to its stream at once.
     let begun: Vec<_> = (0..2).map(|n| scene.start(WRITE, &[n], Some(&fence))).collect();
     let (waiting, called_off) = scene.start(WRITE, &[5], None);
     drop(go_on);
@@ -296,7 +297,7 @@ fn a_copy_that_is_called_off_before_it_begins_touches_nothing() {
 
 #[test]
 fn a_step_waits_for_layers_on_the_device() {
-    // 8 layers of 512 KiB: every one is a group of its own with all pages.
+    // 8 layers of 512 KiB: with all pages, each is a separate group.
     let layout = KvLayout::keys_and_values(KvType::U8, 8, 1, 1 << 18).pages(1).unwrap();
     let layer_bytes = layout.bytes() / 8;
     let scene = Scene::with(config(layout), 1);
@@ -310,7 +311,7 @@ fn a_step_waits_for_layers_on_the_device() {
     let reads = scene.fake.create_stream(Priority::High).unwrap();
     let seen = Arc::new(Mutex::new(Vec::new()));
     for layer in [0, 0, 3, 7, 50] {
-        // None of this waits, though nothing can have arrived.
+        // None of these calls blocks, though no layer can have arrived.
         scene.device.memory().wait_for_layer(reads, &progress, layer).unwrap();
         if layer < 8 {
             scene.fake.peek(reads, scene.address(6).offset(layer * layer_bytes), &seen);
@@ -338,7 +339,7 @@ fn a_step_that_waits_for_what_does_not_come_is_told() {
     assert!(failure(&done).contains("never launched on the GPU"));
     let waited = scene.device.memory().wait_for_layer(scene.steps, &progress, 0);
     assert!(matches!(waited, Err(CudaError::Copy(CopyError::Failed(_)))), "{waited:?}");
-    // Nothing was asked of the device, so nothing is wrong with it.
+    // No work was submitted, so the device is not broken.
     scene.copy(LOAD, &[0]).unwrap();
 }
 
@@ -426,7 +427,7 @@ fn memory_that_is_short_is_told_with_what_there_is() {
     let opened = CudaDevice::with_driver(Arc::new(fake.clone()), config(small_layout()), None);
     let error = opened.unwrap_err().to_string();
     assert!(error.starts_with("the GPU has no room for 8 pages of 1024 bytes"), "{error}");
-    // Pages fit, and what else is needed does not.
+    // The pages fit, but the other allocations do not.
     let opened =
         CudaDevice::with_driver(Arc::new(FakeDriver::new(8192, 1)), config(small_layout()), None);
     assert!(matches!(opened, Err(CudaError::OutOfDeviceMemory { total: 8192, .. })), "{opened:?}");
@@ -480,7 +481,7 @@ fn a_page_that_comes_out_wrong_fails_its_copy() {
         scene.device.corrupt_next_copy(direction);
         let wrong = failure(&scene.start(direction, &[6, 7], None).1);
         assert!(wrong.contains("not the same on both sides"), "{wrong}");
-        // What is wrong once need not be wrong again.
+        // A single corruption does not affect later copies.
         scene.copy(direction, &[4, 5]).unwrap();
         let stats = scene.device.stats();
         let link = if direction == LOAD { stats.to_device } else { stats.to_host };
@@ -535,7 +536,7 @@ fn the_way_that_is_faster_is_chosen() {
         device.ways()
     };
     let both = |bytes| CopyWays { to_device_batch_from: bytes, to_host_batch_from: bytes };
-    // 20 ns a KiB are 5 µs for 256 KiB and 20 µs for 1 MiB.
+    // 20 ns per KiB make 5 µs for 256 KiB and 20 µs for 1 MiB.
     assert_eq!(ways(6_000, 20), both(Some(1 << 20)));
     assert_eq!(ways(5_000, 20), both(Some(256 << 10)));
     assert_eq!(ways(1, 20), both(Some(64 << 10)));
@@ -547,7 +548,7 @@ fn memory_of_others_is_pinned_as_long_as_they_want() {
     let scene = Scene::new();
     let mut memory = vec![1_u8; 4096];
     let before = scene.fake.left_behind()[1];
-    // SAFETY: the vector outlives what is pinned.
+    // SAFETY: the vector outlives the pinned range.
     let pinned = unsafe { scene.device.pin(NonNull::new(memory.as_mut_ptr()).unwrap(), 4096) };
     let pinned = pinned.unwrap();
     assert_eq!(
@@ -566,8 +567,8 @@ fn copies_keep_their_order_whatever_is_delayed() {
         let config = CudaConfig { canary, ways: Some(ways), ..config(small_layout()) };
         let scene = Scene::with(config, seed);
         scene.fake.change_faults(|faults| faults.delay_us_max = 300);
-        // Pages are written by a step, copied to host, written over and loaded again, round after round. In between nobody
-        // may touch them.
+        // A step writes pages, which are copied to host, overwritten and loaded back, repeatedly.
+        // In between any access is a violation.
         let mut bans: Vec<u64> = Vec::new();
         for round in 0..6_usize {
             bans.drain(..).for_each(|ban| scene.fake.lift(ban));
@@ -596,8 +597,8 @@ fn copies_keep_their_order_whatever_is_delayed() {
     }
 }
 
-/// The time that the threads of this process have had on processors: other than the time that passes, it does not depend
-/// on who else uses them.
+/// Returns the processor time of this process's threads, which is independent of the load of the
+/// machine.
 fn processor_ns() -> u64 {
     let threads = std::fs::read_dir("/proc/self/task").unwrap();
     let ran = threads.filter_map(|thread| {
@@ -607,8 +608,8 @@ fn processor_ns() -> u64 {
     ran.sum()
 }
 
-/// What a page costs the thread of copies:
-/// `cargo test --release -p terrace-cuda --lib what_a_page_costs -- --ignored --nocapture`.
+/// Measures the time that the copy thread spends on a page: `cargo test --release -p terrace-cuda
+/// --lib what_a_page_costs -- --ignored --nocapture`.
 #[test]
 #[ignore = "it measures"]
 fn what_a_page_costs() {
@@ -626,7 +627,7 @@ fn what_a_page_costs() {
     for run in 0..20 {
         let direction = [LOAD, WRITE][run % 2];
         let (sender, receiver) = mpsc::channel();
-        // All over the place: every page once, since the factor is odd.
+        // A permutation of the pages, since the factor is odd.
         let scattered = (0..PAGES).map(|n| n.wrapping_mul(7919) % PAGES);
         let job = CopyJob {
             direction,

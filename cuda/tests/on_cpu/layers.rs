@@ -1,4 +1,4 @@
-//! What is computed for each token by itself.
+//! Computations for each token separately.
 
 use crate::library::{Arguments, Block, Kernels};
 use crate::numbers::{Noise, assert_near, narrow, rounded, wide};
@@ -16,7 +16,7 @@ struct Token {
 
 const NOWHERE: u32 = u32::MAX;
 
-/// As far apart as two neighbours in bf16 are.
+/// Distance of two adjacent bf16 numbers near one.
 const NEIGHBOURS: f32 = 1.0 / 128.0;
 
 fn token(token: u32) -> Token {
@@ -40,7 +40,7 @@ fn tokens_get_their_embeddings() {
     });
 }
 
-/// The norm of some numbers, times weights.
+/// Computes the norm of some numbers, times weights.
 fn norm(numbers: &[f32], weights: &[u16], epsilon: f32) -> Vec<f32> {
     let squares: f64 = numbers.iter().map(|&it| f64::from(it).powi(2)).sum();
     let factor = (squares / numbers.len() as f64 + f64::from(epsilon)).sqrt().recip() as f32;
@@ -115,7 +115,7 @@ fn gates_let_through() {
     });
 }
 
-/// Turns the pairs of a head: element i with the one half a head further on.
+/// Rotates the pairs of a head: element i with the one half a head further on.
 fn turn(head: &mut [f32], cosines: &[f32], sines: &[f32]) {
     let half = head.len() / 2;
     for at in 0..half {
@@ -130,7 +130,7 @@ fn check_turning(kernels: &Kernels<'_>, has_bias: bool) {
     const POSITIONS: usize = 50;
     const LAYERS: usize = 3;
     const LAYER: usize = 1;
-    /// What no one writes to.
+    /// Content of places that must not be written.
     const UNTOUCHED: u16 = 0x1234;
     let sizes = kernels.sizes;
     let (dim, half, page_size) = (sizes.head_dim, sizes.head_dim / 2, sizes.page_size);
@@ -218,7 +218,7 @@ fn tables_and_awaited_tokens_are_taken_in() {
         const WIDTH: usize = 400;
         let mut table: Vec<u32> = vec![7; 3 * WIDTH];
         let pages: Vec<u32> = (1_000..1_500).collect();
-        // Row, first entry, where its pages begin, and how many there are.
+        // Row, first entry, start of its pages, and their number.
         let changes: [[u32; 4]; 4] =
             [[2, 0, 0, 400], [0, 5, 400, 1], [0, 6, 402, 90], [1, 399, 499, 1]];
         let mut tokens: Vec<Token> = (0..600).map(token).collect();

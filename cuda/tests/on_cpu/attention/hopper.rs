@@ -1,4 +1,5 @@
-//! Hopper's own kernels find what the others find, to the bit, in pages whose ends hold what is no number.
+//! Hopper's kernels give the same results as the others, to the bit, with NaN behind the end of
+//! sequences in their pages.
 
 use super::{Apart, FEW_ROWS, LAYER, ROWS, SPOILT, Scene, Span, TILE, WHOLE, parts_of};
 use crate::library::{Arguments, Block, FEW_PLACES, Kernels};
@@ -28,7 +29,7 @@ impl Scene<'_> {
         self.kernels.try_launch("attend_on_hopper", blocks, block, arguments)
     }
 
-    /// What `attend_on_hopper` finds, in items of so many tokens.
+    /// Runs `attend_on_hopper` on items of at most `tokens_max` tokens.
     fn attend_on_hopper(&self, spans: &[Span], tokens_max: usize) -> Result<Vec<u16>, String> {
         let parts = parts_of(spans, tokens_max);
         let items: Vec<_> = parts.iter().map(|part| part.item(0..part.end(), WHOLE)).collect();
@@ -37,7 +38,7 @@ impl Scene<'_> {
         Ok(found)
     }
 
-    /// What it finds in segments by themselves, and `join` makes of that.
+    /// Runs it on separate segments, and `join`.
     fn attend_apart_on_hopper(&self, spans: &[Span], tokens_max: usize) -> Vec<u16> {
         let parts = parts_of(spans, tokens_max);
         let apart = Apart::new(&parts, (ROWS / FEW_ROWS) as u32, self.sizes);
@@ -47,7 +48,7 @@ impl Scene<'_> {
         found
     }
 
-    /// What `attend_few_on_hopper` and `join` find.
+    /// Runs `attend_few_on_hopper` and `join`.
     fn attend_few_on_hopper(&self, spans: &[Span], blocks: usize) -> Result<Vec<u16>, String> {
         let apart = Apart::new(spans, 1, self.sizes);
         let (mut found, mut partials) = (self.nothing_found(), self.room_for(&apart));
@@ -110,7 +111,7 @@ fn hopper_finds_for_a_few_what_others_find_to_the_bit() {
     });
 }
 
-/// Tells whether `find` always finds what `others` find.
+/// Returns whether `find` gives the same results as `others`.
 fn is_found(
     kernels: &Kernels<'_>,
     spans: &[(usize, usize)],
@@ -144,7 +145,7 @@ fn the_kernel_for_many_needs_its_barriers_and_fences() {
     assert_missed(&STATEMENTS, |kernels| {
         let most = ROWS / kernels.sizes.group;
         let others = |scene: &Scene<'_>| scene.attend(&scene.spans, most);
-        // The second ends with its last tile.
+        // The second sequence ends with its last tile.
         is_found(kernels, &[(5, 1), (448 - most, most)], others, |scene| {
             scene.attend_on_hopper(&scene.spans, most)
         })

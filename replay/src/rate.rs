@@ -1,4 +1,4 @@
-//! The largest rate of requests at which promises are kept.
+//! Search for the largest request rate at which the SLO is met.
 
 use std::sync::atomic::AtomicBool;
 
@@ -11,16 +11,16 @@ use crate::slo::{Goodput, Slo, mean};
 use crate::sweep::in_parallel;
 use crate::trace::Trace;
 
-/// What a search for the largest rate found.
+/// Result of a search.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RateSearch {
-    /// The largest rate that was tried and at which the promise is kept; none if it never is.
+    /// The largest tried rate that meets the SLO, if any.
     pub best: Option<TriedRate>,
-    /// The smallest rate above it at which the promise is broken; none if it never is.
+    /// The smallest tried rate above it that violates the SLO, if any.
     pub broken: Option<TriedRate>,
-    /// Everything that was tried, slowest first.
+    /// All tried rates, slowest first.
     pub tried: Vec<TriedRate>,
-    /// Rounds of two replays that it took.
+    /// Number of rounds of two replays.
     pub rounds: u32,
 }
 
@@ -41,11 +41,11 @@ pub struct TriedRate {
     pub per_million_tokens: f64,
 }
 
-/// The search ends when what is kept and what is not are this near to each other.
+/// Ratio of the limits at which the search ends.
 const NEAR: f64 = 1.02;
-/// By how much rates differ while it is not known where the limit lies.
+/// Step between rates before both limits are known.
 const STRIDE: f64 = 4.0;
-/// Rates beyond the trace's own by more than this factor are not tried, either way.
+/// Largest factor between a tried rate and that of the trace, in either direction.
 const FACTOR_MAX: f64 = 4096.0;
 
 /// Finds the largest rate at which the SLO is met, by replaying a trace faster or slower, two rates at a time.
@@ -54,7 +54,7 @@ const FACTOR_MAX: f64 = 4096.0;
 /// that a higher rate never helps.
 ///
 /// # Errors
-/// If there is no SLO or no day, if arrival times do not count, or the error of a replay.
+/// Fails if there is no SLO or no day, if arrival times do not count, or the error of a replay.
 pub fn find_rate(
     stop: &AtomicBool,
     days: &[Trace],
@@ -130,14 +130,14 @@ struct Search {
 }
 
 impl Search {
-    /// The largest rate before the first at which the promise is broken, and that one.
+    /// Returns the largest rate before the first violation, and that violation.
     fn limits(&self) -> (Option<&TriedRate>, Option<&TriedRate>) {
         let broken = self.tried.iter().position(|tried| !tried.goodput.is_kept);
         let kept = broken.unwrap_or(self.tried.len()).checked_sub(1);
         (kept.map(|place| &self.tried[place]), broken.map(|place| &self.tried[place]))
     }
 
-    /// What to try next.
+    /// Returns the next rates to try.
     fn next(&self) -> Option<[f64; 2]> {
         match self.limits() {
             (None, None) => Some([1.0, STRIDE]),

@@ -1,4 +1,4 @@
-//! Which worker a request goes to.
+//! Routing of requests to workers.
 
 use std::collections::VecDeque;
 
@@ -9,31 +9,31 @@ use crate::cluster::Role;
 use crate::config::{RouterConfig, Routing};
 use crate::page_set::digest;
 
-/// Chooses a worker for each request.
+/// Selects a worker for each request.
 #[derive(Debug)]
 pub(crate) struct Router {
     config: RouterConfig,
     next: usize,
     workers: Vec<Known>,
-    /// What workers have told and has not arrived yet, in the order in which it will.
+    /// Events of workers that are in transit, in order of arrival.
     on_the_way: VecDeque<Told>,
-    /// Where those who belong together have gone.
+    /// Worker by session or group.
     together: HashedMap<u64, usize>,
 }
 
-/// What the router knows about a worker.
+/// The router's view of a worker.
 #[derive(Debug)]
 struct Known {
-    /// Pages that it holds, and in which tiers: a bit for each.
+    /// Pages by digest, with a bit set of their tiers.
     pages: HashedMap<u64, u8>,
-    /// Tokens that it still has to compute before its requests have their first tokens.
+    /// Prompt tokens still to compute.
     pending_tokens: u64,
-    /// Tokens of the prompts of its requests that are alive: what decodes read in every step.
+    /// Prompt tokens of its live requests, which decodes read in every step.
     context_tokens: u64,
     requests: u64,
     role: Role,
     is_up: bool,
-    /// How much longer it takes for a token than the fastest.
+    /// Time per token, relative to the fastest worker.
     slowness: f64,
 }
 
@@ -44,29 +44,29 @@ struct Told {
     events: KvEvents,
 }
 
-/// Where a request goes.
+/// Destination of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Route {
     pub(crate) worker: usize,
-    /// What that worker will have to compute of it, as far as the router knows.
+    /// Estimated number of tokens that the worker has to compute.
     pub(crate) tokens: u32,
-    /// All of its prompt.
+    /// Tokens of the whole prompt.
     pub(crate) context_tokens: u32,
 }
 
-/// A request, as far as its route goes.
+/// A request, as far as routing depends on it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked<'a> {
     pub(crate) input_tokens: u32,
     pub(crate) page_size: u32,
-    /// Its page keys; needed only where events are wanted.
+    /// Page keys; needed only if the policy uses events.
     pub(crate) keys: &'a [PageKey],
-    /// The same for requests that belong together.
+    /// Number shared by the requests of a session or group.
     pub(crate) family: u64,
 }
 
 impl Router {
-    /// A router for workers of which it knows what they do and how long a token takes each.
+    /// Creates a router for workers with the given roles and times per token.
     pub(crate) fn new(config: RouterConfig, workers: &[(Role, f64)]) -> Self {
         let fastest = workers.iter().map(|(_, token_ns)| *token_ns).fold(f64::INFINITY, f64::min);
         let known = |&(role, token_ns): &(Role, f64)| Known {
@@ -87,7 +87,7 @@ impl Router {
         }
     }
 
-    /// Whether it wants to hear KV events, and to see page keys.
+    /// Returns whether the policy needs KV events and page keys.
     pub(crate) fn wants_events(&self) -> bool {
         match self.config.routing {
             Routing::RoundRobin | Routing::LeastLoaded | Routing::SessionAffine => false,
@@ -95,7 +95,7 @@ impl Router {
         }
     }
 
-    /// Chooses a worker for a request that arrives now; none if no worker is there.
+    /// Selects a worker for an arriving request; none if all are down.
     pub(crate) fn route(&mut self, now_us: u64, asked: &Asked<'_>) -> Option<Route> {
         self.hear_what_has_come(now_us);
         let begins = |worker: &Known| worker.role != Role::Decode;
@@ -123,10 +123,10 @@ impl Router {
         Some(self.send(worker, tokens, asked))
     }
 
-    /// Chooses a worker to decode what another has computed; none if none is there.
+    /// Selects a worker to decode a computed request; none if all are down.
     pub(crate) fn route_decode(&mut self, asked: &Asked<'_>) -> Option<Route> {
         let worker = self.cheapest(1.0, asked, |worker| worker.role == Role::Decode)?;
-        // What has been computed comes to it: there is next to nothing left to compute.
+        // Its KV is transferred, so almost nothing is left to compute.
         Some(self.send(worker, 1, asked))
     }
 
@@ -138,8 +138,8 @@ impl Router {
         Route { worker, tokens, context_tokens: asked.input_tokens }
     }
 
-    /// A worker has died: it has nothing any more, and is sent nothing. What it told and has not come
-    /// is lost with it.
+    /// Marks a worker as failed: it has no pages and gets no requests. Its events in transit are
+    /// lost.
     pub(crate) fn down(&mut self, worker: usize) {
         let known = &mut self.workers[worker];
         known.is_up = false;
@@ -147,13 +147,13 @@ impl Router {
         self.on_the_way.retain(|told| told.worker != worker);
     }
 
-    /// It is there again.
+    /// Marks a worker as recovered.
     pub(crate) fn up(&mut self, worker: usize) {
         self.workers[worker].is_up = true;
     }
 
-    /// The worker that has the least to do, counting what it would have to compute of the request.
-    /// Among equals the one with the fewest requests so far.
+    /// Returns the worker with the least load, including the estimated tokens of the request. Of
+    /// equals, the one with the fewest requests so far.
     fn cheapest(
         &self,
         load_weight: f64,
@@ -172,12 +172,12 @@ impl Router {
         cheapest.map(|(worker, _)| worker)
     }
 
-    /// A request has its first token: what its prompt cost is done.
+    /// Records the first token of a request: its prompt is computed.
     pub(crate) fn started(&mut self, route: Route) {
         self.workers[route.worker].pending_tokens -= u64::from(route.tokens);
     }
 
-    /// A request has ended.
+    /// Records the end of a request.
     pub(crate) fn ended(&mut self, route: Route, has_started: bool) {
         if !has_started {
             self.started(route);
@@ -185,7 +185,7 @@ impl Router {
         self.workers[route.worker].context_tokens -= u64::from(route.context_tokens);
     }
 
-    /// A worker tells what it holds; that takes its time to arrive. Leaves empty events to write to.
+    /// Sends a worker's events, which arrive after a delay. Leaves empty events behind for reuse.
     pub(crate) fn tell(&mut self, now_us: u64, worker: usize, events: &mut KvEvents) {
         if !events.is_snapshot && events.iter().next().is_none() {
             return;
@@ -208,7 +208,7 @@ impl Router {
     fn hear_one(&mut self, worker: usize, event: &KvEvent<'_>) {
         let pages = &mut self.workers[worker].pages;
         match event {
-            // All workers share L3: what is there speaks for none of them.
+            // L3 is shared, so its pages do not favour a worker.
             KvEvent::Stored { tier: KvTier::L3, .. }
             | KvEvent::Removed { tier: KvTier::L3, .. } => {}
             KvEvent::Stored { tier, keys, .. } => {
@@ -232,7 +232,7 @@ impl Router {
 }
 
 impl Known {
-    /// What it would have to compute of a prompt, as far as is known.
+    /// Returns the estimated number of prompt tokens that the worker has to compute.
     fn has_to_compute(&self, asked: &Asked<'_>) -> u32 {
         let found = asked.keys.iter().take_while(|&&key| self.pages.contains_key(&digest(key)));
         asked.input_tokens.saturating_sub(found.count() as u32 * asked.page_size).max(1)
@@ -311,7 +311,7 @@ mod tests {
         let long = router.route(0, &asked(4000, &[])).unwrap();
         router.started(long);
         assert_eq!(long.worker, 0);
-        // A quarter of 4,000 tokens of context outweighs 700 that wait to be computed.
+        // A quarter of 4,000 tokens of context outweighs 700 tokens to compute.
         assert_eq!(goes_to(&mut router, 700, &[]).0, 1);
         assert_eq!(goes_to(&mut router, 50, &[]).0, 1);
         router.ended(long, true);

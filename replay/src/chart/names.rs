@@ -1,13 +1,13 @@
-//! How values at ticks are called: round numbers with no digits that say nothing.
+//! Labels of axis ticks: rounded numbers without insignificant digits.
 
 use crate::human::{bandwidth, count};
 
-/// A number without more digits than it has.
+/// Formats a number without trailing zeros.
 pub(super) fn plain(value: f64) -> String {
     format!("{}", (value * 1000.0).round() / 1000.0)
 }
 
-/// A time in milliseconds, in the unit that fits.
+/// Formats milliseconds in a suitable unit.
 #[must_use]
 pub fn milliseconds_tick(ms: f64) -> String {
     match ms {
@@ -31,7 +31,7 @@ pub(crate) fn short_bandwidth(value: f64) -> String {
     trimmed(&bandwidth(value))
 }
 
-/// A number with its unit, without zeros at the end of its fraction.
+/// Joins a number without trailing zeros and its unit.
 fn trimmed(text: &str) -> String {
     let end = text.find(|c: char| c != '.' && !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(end);

@@ -8,7 +8,7 @@ use crate::chart::{
 use crate::human::{bandwidth, bytes, count, milliseconds, percent, seconds};
 use crate::report::{CurvePoint, Distribution, Report, Series};
 
-/// Times in the middle of the intervals.
+/// Returns the midpoints of the intervals.
 fn times(series: &Series, length: usize) -> impl Iterator<Item = f64> + use<> {
     let interval_s = series.interval_s;
     (0..length).map(move |place| (place as f64 + 0.5) * interval_s)
@@ -22,7 +22,7 @@ fn over_time(series: &Series, values: &[f64]) -> Vec<(f64, f64)> {
     times(series, values.len()).zip(values.iter().copied()).collect()
 }
 
-/// What a pointer is told over time: one line for each column.
+/// Returns tooltips over time: one line per column.
 fn tips(
     series: &Series,
     columns: &[(&str, &[f64])],
@@ -39,7 +39,7 @@ fn tips(
     times(series, length).enumerate().map(tip).collect()
 }
 
-/// Areas on top of each other.
+/// Returns stacked areas.
 fn stacked(series: &Series, columns: &[(&str, &'static str, &[f64])]) -> (Vec<Layer>, f64) {
     let length = columns.first().map_or(0, |(_, _, values)| values.len());
     let mut base = vec![0.0; length];
@@ -263,7 +263,7 @@ fn link_colours() -> [(&'static str, &'static str); 4] {
     ]
 }
 
-/// A value for each link.
+/// Returns the values of each link.
 fn by_link(series: &Series, value: impl Fn(&[u64]) -> Vec<f64>) -> [Vec<f64>; 4] {
     [
         value(&series.host_to_device_bytes),
@@ -329,7 +329,7 @@ fn lines(
 }
 
 pub(super) fn states(series: &Series) -> Chart {
-    // Those that fetch are among those that wait.
+    // Fetching requests are counted among the waiting.
     let others: Vec<f64> =
         series.waiting.iter().zip(&series.prefetching).map(|(w, p)| w - p).collect();
     let columns: [(&str, &'static str, &[f64]); 5] = [
@@ -360,7 +360,7 @@ pub(super) fn load(series: &Series) -> Chart {
     for ((_, text), rate) in told.iter_mut().zip(&rate) {
         let _ = write!(text, "\narrivals: {rate:.2} in a second");
     }
-    // Two units on one plot would have to share an axis: arrivals are drawn against their peak.
+    // Two units would have to share an axis, so arrivals are drawn relative to their peak.
     let relative: Vec<f64> = rate.iter().map(|rate| rate / top.max(1e-12)).collect();
     let name = format!("arrivals (100 % is {top:.1} per second)");
     Chart {

@@ -113,7 +113,7 @@ fn figures(report: &Report) -> Markup {
     }
 }
 
-/// Flags of the program look like such, and are not broken at the end of a line.
+/// Renders command-line flags as code, without line breaks within them.
 fn with_flags(text: &str) -> Markup {
     let is_part = |character: char| character == '-' || character.is_ascii_alphanumeric();
     let Some(start) = text.find("--") else { return html! { (text) } };

@@ -1,4 +1,4 @@
-//! Whole replays: what must hold whatever the trace and the configuration.
+//! Properties of whole replays that hold for every trace and configuration.
 
 use proptest::prelude::*;
 use terrace_replay::trace::{Synthetic, TraceBuilder, Turn};
@@ -10,7 +10,7 @@ use terrace_scheduler::{EvictionKind, WritePolicy};
 
 const BLOCK_TOKENS: u32 = 64;
 
-/// Conversations that grow turn by turn behind a few common openings, from a seed.
+/// Creates conversations that grow turn by turn behind a few common prefixes.
 fn conversations(seed: u64, requests: u64, gap_us: u64) -> Trace {
     let mut state = seed;
     let mut draw = |bound: u64| {
@@ -39,7 +39,8 @@ fn conversations(seed: u64, requests: u64, gap_us: u64) -> Trace {
     builder.finish()
 }
 
-/// Where a step takes little time beside what is moved, and all is measured.
+/// Returns a configuration in which steps take little time beside transfers, and all requests are
+/// measured.
 fn fast_machine() -> Config {
     let machine = Config::for_machine(&ModelSpec::LLAMA_3_1_8B, &Gpu::H200, 4);
     Config { warm_up: WarmUp::Share(0.0), ..machine }
@@ -63,7 +64,7 @@ fn run(trace: &Trace, config: &Config) -> Report {
     assert_eq!(report.ttft_ms.count, report.finished);
     assert!(report.reuse_tokens.total <= report.reuse_tokens.ceiling);
     assert!(report.reuse.total <= report.reuse.ceiling);
-    // A request's time is that to its first token and the gaps after it, retracted or not.
+    // The latency of a request is its time to the first token plus its gaps, retracted or not.
     let whole = |of: &Distribution| of.mean * of.count as f64;
     let parts = whole(&report.ttft_ms) + whole(&report.itl_ms);
     assert!((whole(&report.e2e_ms) - parts).abs() < 1e-6 * parts, "{} {parts}", report.e2e_ms.mean);
@@ -97,8 +98,8 @@ fn the_same_trace_and_configuration_give_the_same_bytes_on_any_thread() {
 
 #[test]
 fn a_store_without_limit_reaches_the_ceiling() {
-    // Far apart, so that nobody overtakes what another still writes; and computing is so slow that
-    // even a single page is worth a read.
+    // Far apart, so that no request overlaps another's writes; computing is so slow that even a
+    // single page is worth a read.
     let trace = conversations(2, 400, 4_000_000);
     let mut config = small(400, 400);
     config.cost.prefill_token_ns = 1e6;
@@ -242,7 +243,7 @@ fn figures_agree_with_each_other() {
 
 #[test]
 fn peaks_are_kept_and_count_whoever_waits_anywhere() {
-    // All come in one moment, and a scheduler sees eight of them.
+    // All arrive at once, and a scheduler gets eight of them.
     let report = run(&conversations(13, 120, 0), &small(2000, 4000));
     let worker = &report.workers[0];
     assert!((104..=120).contains(&worker.waiting_peak), "{}", worker.waiting_peak);
@@ -282,14 +283,14 @@ fn promises_and_prices_are_told() {
     assert!((0.48..0.53).contains(&goods.ttft_share), "{goods:?}");
     assert!((0.48..0.60).contains(&goods.tpot_share), "{goods:?}");
     assert!(goods.share <= goods.ttft_share.min(goods.tpot_share) && !goods.is_kept, "{goods:?}");
-    // A token after the first takes what gaps take, weighted by answers instead of tokens.
+    // The time per token is the mean gap, weighted by answers instead of tokens.
     assert!(all.tpot_ms.mean > all.itl_ms.p50 / 2.0 && all.tpot_ms.mean < all.itl_ms.max);
     let gpus = f64::from(config.gpus * config.workers);
     assert!((all.spend.gpu_per_hour - gpus * config.prices.gpu_hour).abs() < 1e-9);
     assert!(all.spend.host_per_hour > 0.0 && all.spend.l3_per_hour > 0.0);
 }
 
-/// Sessions of so many turns each, that begin one after the other.
+/// Creates sessions of `turns` turns each that start in sequence.
 fn sessions(count: u64, turns: u64, gap_us: u64, think_us: Option<u64>) -> Trace {
     let mut builder = TraceBuilder::new(16).expect("a block size that is allowed");
     for session in 0..count {
@@ -315,13 +316,13 @@ fn turns_wait_for_answers_and_reuse_them() {
     let waiting = run(&trace, &config);
     // Three times two seconds of thinking, and the answers.
     assert!(waiting.virtual_s > 6.5, "{}", waiting.virtual_s);
-    // All of a prompt before the latest message is there, but for what is less than a page and the one
-    // token of the answer that was never computed.
+    // The whole prompt before the latest message is reusable, except for a partial page and the one
+    // answer token that was never computed.
     let turn = |place: u32| (100 + 100 * (place - 1) + 69) / 16 * 16;
     let reusable = u64::from(turn(1) + turn(2) + turn(3)) * 6;
     assert_eq!(waiting.reuse_tokens.ceiling, reusable);
     assert_eq!(waiting.reuse_tokens.total, reusable);
-    // By the clock all turns come at once: nothing is there to be reused but prompts.
+    // By the clock all turns arrive at once: only prompts can be reused.
     config.sessions = Sessions::ByTheClock;
     let rushing = run(&trace, &config);
     assert!(rushing.virtual_s < waiting.virtual_s / 2.0, "{}", rushing.virtual_s);
@@ -356,7 +357,8 @@ fn prompts_and_decodes_may_have_workers_of_their_own() {
     let wanted: u64 = trace.requests().iter().map(|r| u64::from(r.output_tokens)).sum();
     assert_eq!(apart.output_tokens, wanted);
     assert_eq!(apart.prompt_tokens, together.prompt_tokens);
-    // What the third decodes came to it over the links of both and through the store.
+    // The KV that the third worker decodes with arrived over the links of both and through the
+    // store.
     let third = &apart.workers[2].scheduler;
     assert!(third.prefilled_tokens < third.prompt_tokens / 50, "{third:?}");
     assert!(third.l3_hit_tokens > 10_000, "{third:?}");
@@ -423,7 +425,7 @@ fn requests_on_their_way_to_another_worker_survive_the_death_of_the_first() {
     let mut config = small(1500, 3000);
     config.workers = 2;
     config.prefill_workers = 1;
-    // So slow that pages of many are on their way when it dies.
+    // So slow that many pages are in flight when it fails.
     config.links.host_to_l3.bytes_per_second = 200_000_000;
     let healthy = run(&trace, &config);
     let moving = healthy.slowest.iter().flat_map(|slow| &slow.spans);
@@ -491,7 +493,7 @@ fn what_cannot_be_is_refused_with_its_limits() {
     assert_eq!(replay(&empty, &Config::default()), Err(ReplayError::EmptyTrace));
 }
 
-/// Whoever replays the usual traffic on the usual machine sees what each tier is for.
+/// The default traffic on the default machine uses every tier.
 #[test]
 fn the_usual_traffic_uses_every_tier_of_the_usual_machine() {
     let trace = Synthetic::default().trace().expect("a trace");
@@ -537,12 +539,12 @@ proptest! {
         }
         let report = run(&trace, &config);
         prop_assert_eq!(report.failed, 0);
-        // Steps that are repeated without a plan in between are those that would have been planned.
+        // Steps that are repeated without a plan equal those that would have been planned.
         config.scheduler.batch.repeats_max = 0;
         let one_by_one = run(&trace, &config);
         let decided = |workers: &[WorkerUse]| {
             let mut workers = workers.to_vec();
-            // A plan may look for what can be copied ahead, and find nothing.
+            // A plan may look for pages to copy ahead, and find none.
             workers.iter_mut().for_each(|worker| worker.scheduler.node_visits = 0);
             workers
         };
@@ -601,8 +603,8 @@ fn a_store_counts_a_page_once_however_its_writes_failed() {
     }
 }
 
-/// A hundred prompts of 200 tokens a second, with answers of 16, and perhaps a prompt of 262,144 that comes after a
-/// second.
+/// Creates 100 prompts of 200 tokens per second, with answers of 16, and optionally a prompt of
+/// 262,144 that arrives after a second.
 fn short_prompts(with_a_long_one: bool) -> Trace {
     let mut builder = TraceBuilder::new(BLOCK_TOKENS).expect("a good size of blocks");
     for number in 0..2500 {

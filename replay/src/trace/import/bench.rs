@@ -1,4 +1,4 @@
-//! What serving benchmarks write: lengths of requests, and when they began, if they tell.
+//! Output of serving benchmarks: lengths of requests, and start times if present.
 
 use std::io::BufRead;
 
@@ -17,15 +17,15 @@ struct Run {
     input_lens: Vec<u32>,
     #[serde(default)]
     output_lens: Vec<u32>,
-    /// In seconds; newer versions of vLLM tell.
+    /// Start times in seconds; written by newer versions of vLLM.
     start_times: Option<Vec<f64>>,
-    /// Requests a second, a number or `inf`.
+    /// Requests per second, a number or `inf`.
     request_rate: Option<Value>,
     #[serde(flatten)]
     more: serde_json::Map<String, Value>,
 }
 
-/// One run, however its lines are broken, or one run a line: their requests come one run after the other.
+/// Reads one run in any formatting, or one run per line; runs follow each other.
 pub(super) fn read(input: impl BufRead, sink: &mut Sink<'_>) -> Result<(), TraceError> {
     let mut dice = Dice::new(sink.options.seed);
     let mut begins_us = 0;
@@ -34,7 +34,7 @@ pub(super) fn read(input: impl BufRead, sink: &mut Sink<'_>) -> Result<(), Trace
         let run = match run {
             Ok(run) => run,
             Err(error) if error.is_io() => return Err(sink.input_error(error.into())),
-            // What follows cannot be found: a run has any number of lines.
+            // The remaining lines cannot be separated: a run has any number of lines.
             Err(error) => return sink.turn_down(number, error.to_string()),
         };
         sink.ignore(run.more.keys().map(String::as_str));
@@ -72,7 +72,8 @@ fn requests(run: &Run, dice: &mut Dice, begins_us: u64) -> Result<Vec<Length>, S
     Ok(lengths.map(request).filter(is_sound).collect())
 }
 
-/// Seconds from the first request of a run to each: as they are told, or drawn from the rate.
+/// Returns the seconds from the first request of a run to each: as recorded, or drawn from the
+/// rate.
 fn start_times(run: &Run, dice: &mut Dice) -> Result<Vec<f64>, String> {
     let count = run.input_lens.len();
     if let Some(times) = &run.start_times {
@@ -92,7 +93,7 @@ fn start_times(run: &Run, dice: &mut Dice) -> Result<Vec<f64>, String> {
     };
     let mut at_s = 0.0;
     let mut next = |place: usize| {
-        // Without a rate all begin at once, as in the benchmark.
+        // Without a rate all start at once, as in the benchmark.
         if place > 0 && rate.is_finite() {
             at_s += dice.exponential(1.0 / rate);
         }

@@ -1,4 +1,4 @@
-//! Conversations with their text: ShareGPT's, and messages as OpenAI's clients send them.
+//! Conversations with text: ShareGPT's, and OpenAI-style messages.
 
 use std::collections::HashMap;
 use std::io::BufRead;
@@ -10,12 +10,12 @@ use serde_json::{Map, Value};
 use super::super::TraceError;
 use super::{Conversation, Length, Sink, time};
 
-/// Tokens of an answer whose length nobody tells.
+/// Assumed tokens of an answer of unknown length.
 const ANSWER_TOKENS: u32 = 256;
-/// Who answers, by the names that are in use.
+/// Role names of the assistant.
 const ANSWERERS: [&str; 7] = ["assistant", "gpt", "chatgpt", "bing", "bard", "model", "claude"];
 
-/// Who says what.
+/// A message: role and content.
 struct Said {
     role: String,
     content: String,
@@ -27,10 +27,10 @@ impl Said {
     }
 }
 
-/// Puts a conversation together, message by message.
+/// Builder of a conversation from messages.
 struct Talk {
     conversation: Conversation,
-    /// Whether anybody has spoken since the last answer.
+    /// True if there was a message since the last answer.
     is_asked: bool,
 }
 
@@ -39,10 +39,10 @@ impl Talk {
         Self { conversation: Conversation { session, ..Conversation::default() }, is_asked: false }
     }
 
-    /// What somebody says: an answer is a turn, whose prompt is everything before it.
+    /// Adds a message: an answer completes a turn, whose prompt is everything before it.
     fn say(&mut self, said: &Said, at_us: Option<u64>, sink: &Sink<'_>) -> Result<(), String> {
         let tokens = &mut self.conversation.tokens;
-        // A mark says who speaks, as chat templates have it.
+        // A marker of the role, as in chat templates.
         let mark = sink.tokens(&format!("<|{}|>\n", said.role))?;
         let content = sink.tokens(&said.content)?;
         tokens.extend(mark);
@@ -56,7 +56,7 @@ impl Talk {
         Ok(())
     }
 
-    /// A request whose answer is not known but for its length.
+    /// Adds a request of whose answer only the length is known.
     fn ask(
         &mut self,
         at_us: Option<u64>,
@@ -91,7 +91,7 @@ struct SharedMessage {
     value: String,
 }
 
-/// An array of conversations, or one a line. Each is a session.
+/// Reads an array of conversations, or one per line. Each is a session.
 pub(super) fn read_share_gpt(
     mut input: impl BufRead,
     sink: &mut Sink<'_>,
@@ -100,7 +100,7 @@ pub(super) fn read_share_gpt(
     let is_array = start.trim_ascii_start().starts_with(b"[");
     let mut json = serde_json::Deserializer::from_reader(input);
     let read = match is_array {
-        // One after the other: such files are larger than what is made of them.
+        // Streamed, because such files are larger than the resulting traces.
         true => serde::Deserializer::deserialize_seq(&mut json, Conversations(sink)),
         false => take_each(json.into_iter::<Value>(), sink),
     };
@@ -126,7 +126,7 @@ fn take_each(
     Ok(Ok(()))
 }
 
-/// An array that is not kept.
+/// An array that is streamed.
 struct Conversations<'s, 'a>(&'s mut Sink<'a>);
 
 impl<'de> Visitor<'de> for Conversations<'_, '_> {
@@ -169,7 +169,7 @@ fn take_shared(number: u64, conversation: Value, sink: &mut Sink<'_>) -> Result<
         Ok(talk.conversation)
     });
     match talk {
-        // Some are without an answer: there is nothing to ask for.
+        // Some conversations have no answer, and thus no request.
         Ok(conversation) if conversation.turns.is_empty() => sink.skipped_lines += 1,
         Ok(conversation) => sink.push(conversation),
         Err(problem) => sink.turn_down(number, problem)?,
@@ -179,7 +179,7 @@ fn take_shared(number: u64, conversation: Value, sink: &mut Sink<'_>) -> Result<
 
 // ---- OpenAI ----
 
-/// A request or a conversation, as it is or as a line of a batch file.
+/// A request or a conversation, plain or as a line of a batch file.
 #[derive(Deserialize)]
 struct Line {
     messages: Option<Vec<Message>>,
@@ -216,7 +216,7 @@ struct Message {
 }
 
 impl Message {
-    /// What is said, the text of its parts.
+    /// Returns the text of the message's parts.
     fn said(self) -> Said {
         let content = match self.content {
             Some(Value::String(text)) => text,
@@ -230,11 +230,11 @@ impl Message {
     }
 }
 
-/// One request or conversation a line. Where the messages end with an answer, each answer is a turn;
-/// otherwise it is one request. Lines of one session are turns of it.
+/// Reads one request or conversation per line. If the messages end with an answer, each answer is a
+/// turn; otherwise the line is one request. Lines with the same session id are turns of it.
 pub(super) fn read_open_ai(input: impl BufRead, sink: &mut Sink<'_>) -> Result<(), TraceError> {
     let mut sessions: HashMap<String, u64> = HashMap::new();
-    // The conversation that a session is at.
+    // The current conversation of each session.
     let mut latest: HashMap<u64, usize> = HashMap::new();
     for (number, line) in (1..).zip(input.lines()) {
         let line = line.map_err(|error| sink.input_error(error))?;
@@ -299,7 +299,7 @@ fn conversation(
         for said in &messages {
             talk.say(said, None, sink)?;
         }
-        // What was said before is context: only the last is asked for.
+        // Earlier messages are context: only the last answer is requested.
         talk.conversation.turns.clear();
         let answer_tokens = told.or(limit).unwrap_or(ANSWER_TOKENS);
         talk.ask(at_us, answer_tokens, sink)?;
@@ -335,11 +335,11 @@ mod tests {
                 reading.ignored
             );
             let found = lengths(&reading.trace);
-            // Marks of 3 and 2 tokens, and a quarter of the letters.
+            // Markers of 3 and 2 tokens, and a quarter of the characters.
             assert_eq!(found, [(3 + 13 + 2, 19), (18 + 19 + 3 + 3 + 2, 6)]);
             let trace = &reading.trace;
             assert!(trace.has_sessions());
-            // The answer but for its last token, in whole pages.
+            // The answer without its last token, in whole pages.
             assert_eq!(trace.ceiling(4).by_request, [0, (18 + 19 - 1) / 4 * 4]);
         }
     }

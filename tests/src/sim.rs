@@ -1,5 +1,5 @@
-//! The simulator: worlds drawn from seeds, with load and faults, in which every byte that an engine
-//! reads is checked.
+//! The simulator: random worlds with load and faults, in which every byte that an engine reads is
+//! checked.
 
 mod action;
 mod decode;

@@ -60,13 +60,13 @@ struct Summary {
     violations: usize,
     faults: BTreeMap<String, u64>,
     failing_seeds: Vec<u64>,
-    /// A hash of every plan of every seed: the same on every machine and in every build.
+    /// Hash of every plan of every seed: the same on every machine and in every build.
     fingerprint: String,
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    // A violation that shows as a panic is reported with its seed; the usual message is noise.
+    // A panic is reported as a violation with its seed, without the default message.
     std::panic::set_hook(Box::new(|_| {}));
     if arguments.trace
         && let Some(seed) = arguments.seed
@@ -101,22 +101,22 @@ fn main() -> ExitCode {
     if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// What became of all the seeds.
+/// Result of all seeds.
 #[derive(Default)]
 struct Lived {
     steps: u64,
-    /// Seeds that came to their end.
+    /// Completed seeds.
     seeds: u64,
     faults: FaultCounts,
     failures: Vec<Life>,
     fingerprint: u64,
 }
 
-/// Lines that tell how far a long run has come where nobody looks at a terminal.
+/// Progress lines of a long run without a terminal.
 struct Log {
     seeds: u64,
     started: Instant,
-    /// Seconds from the start until the next line; it grows with the run.
+    /// Seconds from the start until the next line; the interval grows with the run.
     next_s: AtomicU64,
     is_on: bool,
 }
@@ -144,7 +144,7 @@ impl Log {
     }
 }
 
-/// Lives all the seeds, several at once.
+/// Runs all seeds, several in parallel.
 fn live_all(arguments: &Arguments, seeds: Range<u64>) -> Lived {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = arguments.threads.unwrap_or(cores).max(1);
@@ -165,10 +165,10 @@ fn live_all(arguments: &Arguments, seeds: Range<u64>) -> Lived {
                     lived.seeds += 1;
                     lived.steps += life.steps;
                     lived.faults.add(&life.faults);
-                    // A sum does not depend on which seed was done first.
+                    // A sum does not depend on the order in which seeds complete.
                     lived.fingerprint = lived.fingerprint.wrapping_add(life.fingerprint);
                     if let Some(violation) = &life.violation {
-                        // Whoever stops it before its end knows that much.
+                        // Printed at once, in case the run is interrupted.
                         progress.suspend(|| eprintln!("seed {seed}: {violation}"));
                         lived.failures.push(life);
                     }
@@ -210,7 +210,7 @@ fn print_summary(summary: &Summary, seconds: f64) {
     }
 }
 
-/// Tells what went wrong, how to see it again, and the shortest story that leads there.
+/// Reports a violation, its seed, and the shortest list of actions that causes it.
 fn report(life: &Life, arguments: &Arguments) {
     let Some(violation) = &life.violation else { return };
     let (seed, steps) = (life.seed, arguments.steps);
@@ -240,13 +240,13 @@ fn save(arguments: &Arguments, name: &str, story: &str) {
     }
 }
 
-/// How a planted bug was caught.
+/// Detection of a planted bug.
 #[derive(Serialize)]
 struct Caught {
     name: String,
-    /// The seed whose world showed it; none if no seed did.
+    /// The seed that detected it, if any.
     seed: Option<u64>,
-    /// Steps until then, over all seeds tried.
+    /// Steps until then, over all seeds.
     steps: u64,
     violation: Option<String>,
 }
@@ -258,7 +258,7 @@ struct PlantedSummary {
     bugs: Vec<Caught>,
 }
 
-/// Plants bugs, one after the other, and lives seeds until each is caught.
+/// Plants bugs one after the other, and runs seeds until each is detected.
 fn catch_planted(name: &str, arguments: &Arguments) -> ExitCode {
     let bugs: Vec<Bug> =
         Bug::ALL.into_iter().filter(|bug| name == "all" || name == bug.to_string()).collect();

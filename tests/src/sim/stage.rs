@@ -1,4 +1,4 @@
-//! Performs actions in a world and checks everything after each.
+//! Performs actions in a world and checks all invariants after each.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
@@ -11,33 +11,33 @@ use super::action::{Action, Opening, PassageWish, Wishes};
 use super::router::Router;
 use crate::world::{LAYERS, Transfer, World};
 
-/// How many ended conversations can be continued.
+/// Largest number of ended conversations that can be continued.
 const CONVERSATIONS_MAX: usize = 8;
-/// How many outcomes can be repeated.
+/// Number of outcomes that can be repeated.
 const RECENT_MAX: usize = 16;
 
-/// Something that must never happen.
+/// A violated invariant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Violation {
-    /// The engine read KV that does not belong to the tokens in hand.
+    /// The engine read KV that does not belong to its tokens.
     WrongPage(String),
     /// A page, pin, slot or budget is lost or owned twice.
     Audit(String),
-    /// The engine's page table is not what the scheduler means.
+    /// The engine's page table differs from the scheduler's.
     WrongRow(RequestId),
-    /// A request was told a token that does not follow its others.
+    /// A request got a token that does not follow its others.
     WrongToken(RequestId),
-    /// The scheduler broke one of its own invariants.
+    /// The scheduler detected a broken invariant.
     Panic(String),
-    /// Requests did not end in time although the world behaved.
+    /// Requests did not end in time without faults.
     Unending(String),
-    /// Something was not given back at the end.
+    /// A resource was not released at the end.
     NotReturned(String),
-    /// A page went to a tier, or came from one, that the request does not use.
+    /// A page was written to or read from a tier that the request does not use.
     Overreach(String),
-    /// A router that follows the KV events knows something that is not so.
+    /// The state of a router that follows the KV events is wrong.
     Misled(String),
-    /// What was to be had was not taken, or somebody waited for nothing.
+    /// Available pages were not reused, or a request waited without a reason.
     Useless(String),
 }
 
@@ -65,7 +65,7 @@ pub struct Stage {
     pub world: World,
     /// Live requests, oldest first.
     pub live: Vec<RequestId>,
-    /// Outcomes that are owed, oldest first.
+    /// Pending outcomes, oldest first.
     pub owed: Vec<(OpId, u32)>,
     /// Operations that were cancelled before their outcome.
     pub cancelled: BTreeSet<OpId>,
@@ -81,10 +81,10 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// An empty stage.
+    /// Creates an empty stage.
     ///
     /// # Panics
-    /// If the configuration cannot work.
+    /// Panics if the configuration is invalid.
     #[must_use]
     pub fn new(config: Config) -> Self {
         Self {
@@ -103,16 +103,16 @@ impl Stage {
         }
     }
 
-    /// Does one thing and checks everything.
+    /// Performs an action and checks all invariants.
     ///
     /// # Errors
-    /// What must never happen, and did.
+    /// Returns the violated invariant.
     pub fn perform(&mut self, action: &Action) -> Result<(), Violation> {
         match action {
             Action::Submit { .. } => self.submit(action),
             Action::Abort(nth) => {
                 if let Some(place) = nth_of(*nth, self.live.len()) {
-                    // It may have ended since the last plan.
+                    // The request may have ended since the last plan.
                     let _ = self.world.scheduler.abort(self.world.now, self.live[place]);
                 }
             }
@@ -181,7 +181,7 @@ impl Stage {
                 self.world.scheduler.clear_cache();
             }
             Action::ReplaceWeights(nth) => {
-                // With a step in flight it is refused, and nothing happens.
+                // With a step in flight it is refused and has no effect.
                 let _ = self.world.replace_weights(&format!("weights {nth}"));
             }
             Action::RestartL3(leftovers) => self.world.restart_l3(*leftovers),
@@ -199,7 +199,7 @@ impl Stage {
     /// Audits pages, pins, slots, budgets and rows.
     ///
     /// # Errors
-    /// What is wrong.
+    /// Returns the inconsistency.
     pub fn check(&self) -> Result<(), Violation> {
         let audit = self.world.scheduler.try_audit();
         audit.map_err(|fault| Violation::Audit(fault.to_string()))?;
@@ -244,7 +244,7 @@ impl Stage {
         request.salt = ["", "", "tenant"][namespace as usize % 3].to_owned();
         grant(wishes, &mut request);
         let (id, all) = (request.id, request.ids().collect::<Vec<_>>());
-        // A prompt that does not fit, or a full queue, is refused, and that is that.
+        // A prompt that does not fit and a full queue are refused.
         if self.world.submit(request).is_ok() {
             self.live.extend(all);
             if stops_at_once {
@@ -273,7 +273,7 @@ impl Stage {
         let Some(place) = nth_of(nth, self.owed.len()) else { return };
         let (op, rank) = self.owed[place];
         if self.world.report(op, rank, outcome).is_err() {
-            // It claimed more pages than there are: then it is done altogether.
+            // It claimed more pages than there are: report it as complete.
             self.world.report(op, rank, Outcome::Done).expect("it is owed");
         }
         if outcome != Outcome::TimedOut {
@@ -326,7 +326,7 @@ fn nth_of(nth: u32, count: usize) -> Option<usize> {
     (nth as usize).checked_rem(count)
 }
 
-/// A hash of everything that a plan says.
+/// Returns a hash of a plan.
 fn fingerprint(before: u64, plan: &Plan) -> u64 {
     let mut hash = before;
     let mut mix = |word: u64| hash = (hash ^ word).wrapping_mul(0x0100_0000_01B3).rotate_left(23);

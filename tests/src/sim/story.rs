@@ -1,4 +1,4 @@
-//! The story of one seed, for people.
+//! A readable trace of one seed.
 
 use std::fmt::Write;
 
@@ -10,10 +10,11 @@ use super::stage::{Stage, Violation};
 use super::useful::{Account, live_usefully};
 use crate::script::describe;
 
-/// Everything that happens in the world of a seed, line by line; if it was of no use, in the one that means well.
+/// Returns the trace of a seed's world, line by line; of its benign world, if the violation is
+/// there.
 ///
 /// # Panics
-/// If a plan cannot be told, which does not happen.
+/// Panics if a plan cannot be formatted, which does not happen.
 #[must_use]
 pub fn tell(seed: u64, steps: u64) -> String {
     let life = live(Fate::of(seed, steps));
@@ -47,19 +48,19 @@ fn tell_life(life: &Life) -> String {
 
 fn tell_useful(seed: u64) -> String {
     let mut account = Account { story: Some(String::new()), ..Account::default() };
-    // How it ends is known.
+    // Its result is known.
     let _ = live_usefully(seed, &mut account);
     account.story.unwrap_or_default()
 }
 
-/// The head of a story; the scheduler keeps from then on what there is to tell.
+/// Returns the header of a trace, and enables the scheduler's recording.
 pub(super) fn begin_story(seed: u64, config: &mut Config) -> String {
     config.trace_max = 10_000;
     let settings = serde_json::to_string(config).expect("plain data");
     format!("seed {seed}\nconfiguration {settings}\n")
 }
 
-/// Tells what an action was and what came of it.
+/// Appends an action and its effects.
 pub(super) fn tell_action(story: &mut String, at: u64, action: &Action, stage: &mut Stage) {
     if !matches!(action, Action::Wait(_)) {
         writeln!(story, "{at:>9} us  {action}").expect("writing to a string");

@@ -1,4 +1,4 @@
-//! The same inputs give the same outputs, to the byte.
+//! Equal inputs give equal outputs, to the byte.
 
 use std::path::Path;
 

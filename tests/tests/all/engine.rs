@@ -1,5 +1,5 @@
-//! The engine with a model that notices every wrong page: what it answers, and that nothing it waits
-//! for can stop it.
+//! Tests of the engine with a model that detects every wrong page: answers are right, and no
+//! failure blocks it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -43,7 +43,7 @@ fn memory_store() -> Arc<dyn Store> {
     Arc::new(MemoryStore::new(MemoryConfig::new(64 << 20, page_bytes())).unwrap())
 }
 
-/// The toy computes so fast that loading would never pay.
+/// The toy computes so fast that loading would not pay.
 fn config() -> Config {
     let rates = RateConfig { prefill_ns_per_token: 10_000_000, ..RateConfig::default() };
     let mut config = Config::builder().page_size(PAGE_SIZE).rates(rates).build().unwrap();
@@ -59,7 +59,7 @@ fn start(
     Engine::start(config(), Threaded::new(ToyModel::default()), Arc::new(device), store).unwrap()
 }
 
-/// A prompt of its own kind: prompts of different seeds share nothing.
+/// Returns a unique prompt: prompts of different seeds share no prefix.
 fn prompt(seed: u32, tokens: u32) -> Vec<Token> {
     (0..tokens).map(|place| (place * 7 + seed * 31 + place * place % 11) % 97).collect()
 }
@@ -80,7 +80,7 @@ async fn ask_for(engine: &Engine, generate: Generate) -> Answer {
     heard(engine.submit(generate).await.unwrap()).await
 }
 
-/// All of an answer.
+/// Collects a whole answer.
 async fn heard(mut generation: Generation) -> Answer {
     let (mut tokens, mut found) = (Vec::new(), None);
     loop {
@@ -97,7 +97,7 @@ async fn heard(mut generation: Generation) -> Answer {
     }
 }
 
-/// Waits until everything that was computed is in L3.
+/// Waits until all computed pages are in L3.
 async fn backed_up(engine: &Engine, pages: u64) {
     figures_when(engine, "the backup", |figures| figures.scheduler.backups.sound_pages >= pages)
         .await;
@@ -149,7 +149,7 @@ async fn pages_go_between_the_host_arena_and_l3_without_a_copy() {
     let engine = start(device, Some(witness.clone()));
     let prompt = prompt(3, 300);
     ask(&engine, &prompt, 8).await;
-    // The last page is that of the answer: no copy pins any by then.
+    // The last page is that of the answer: no copy pins any page then.
     backed_up(&engine, 19).await;
     engine.clear_cache().await;
     assert_eq!(ask(&engine, &prompt, 8).await.hits.l3_tokens, 288);
@@ -255,7 +255,7 @@ async fn answers_to_one_prompt_compute_it_once_and_are_their_own() {
     let mut answers = engine.submit_answers(generate, siblings).await.unwrap();
     assert_eq!(answers.len(), 4);
     let even = heard(answers.pop().unwrap()).await;
-    // One is called off; the others go on.
+    // One answer is cancelled; the others go on.
     drop(answers.pop());
     let second = heard(answers.pop().unwrap()).await;
     let first = heard(answers.pop().unwrap()).await;
@@ -304,15 +304,15 @@ async fn a_device_of_another_page_size_is_refused() {
         error.contains("4096 bytes for 16 tokens") && error.contains("8192 bytes for 32"),
         "{error}"
     );
-    // As many bytes, and yet nothing of one could be read as the other.
+    // Equal page sizes with incompatible layouts.
     let others = KvLayout::keys_and_values(KvType::Bf16, 1, 2, 32).pages(PAGE_SIZE).unwrap();
     assert_eq!(others.bytes(), page_bytes());
     let error = refused(others);
     assert!(error.contains("keys and values f32") && error.contains("bf16"), "{error}");
 }
 
-/// A store that hangs, in each of its calls, holds up nobody who does not need it, and those who do
-/// only for as long as the deadline says.
+/// A store that hangs in a call does not delay requests that do not need it, and delays the others
+/// only up to the deadline.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hanging_store_holds_nobody_up() {
     for call in [Call::Exists, Call::Get, Call::Put] {
@@ -326,7 +326,7 @@ async fn a_hanging_store_holds_nobody_up() {
         let engine = start(device(64, 64), Some(faulty.clone()));
         let other = prompt(9, 20);
         let asked = async { tokio::join!(ask(&engine, &stored, 4), ask(&engine, &other, 50)) };
-        // The store hangs until it is told not to, so an answer at all is one that did not wait for it.
+        // The store hangs until it is released, so any answer shows that it was not waited for.
         let answers = tokio::time::timeout(PATIENCE, asked).await;
         let (waits, other_answer) = answers.unwrap_or_else(|_| panic!("{call:?} held them up"));
         assert_eq!(waits.tokens, toy_answer(&stored, 4), "{call:?}");
@@ -341,8 +341,8 @@ async fn a_hanging_store_holds_nobody_up() {
     }
 }
 
-/// A guarded store gives up on a read that still writes to host memory: those pages are used again
-/// only when it has let go of them.
+/// A guarded store abandons a read that still writes to host memory: the pages are reused only
+/// after the read has released them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pages_of_a_read_that_was_given_up_are_not_used_before_it_ends() {
     let faulty = Arc::new(FaultyStore::new(memory_store()));
@@ -417,7 +417,7 @@ async fn a_shutdown_gives_up_on_a_store_that_hangs() {
     assert_eq!(drained.abandoned_transfers, 1);
 }
 
-/// A device whose copies never end, or end the task that starts them.
+/// A device whose copies never end, or panic.
 #[derive(Debug)]
 struct BrokenDevice {
     inner: CpuDevice,
@@ -457,7 +457,7 @@ impl Device for BrokenDevice {
     }
 }
 
-/// A device that keeps load-backs for later.
+/// A device that holds load-backs back.
 #[derive(Debug)]
 struct HoldingDevice {
     inner: CpuDevice,
@@ -496,7 +496,7 @@ impl Device for HoldingDevice {
 async fn a_copy_that_nobody_waits_for_any_more_is_called_off() {
     let mut config = config();
     config.copies.load_back_timeout_ms = 50;
-    // There is room to compute what is not loaded while its pages wait.
+    // There is room to compute the pages whose load-back is held.
     let device = Arc::new(HoldingDevice { inner: device(40, 128), held: Mutex::default() });
     let engine =
         Engine::start(config, Threaded::new(ToyModel::default()), device.clone(), None).unwrap();
@@ -505,7 +505,7 @@ async fn a_copy_that_nobody_waits_for_any_more_is_called_off() {
     for seed in 2..8 {
         ask(&engine, &prompt(seed, 200), 8).await;
     }
-    // Nothing is loaded in time, so it is computed.
+    // The load-back misses its deadline, so the pages are computed.
     assert_eq!(ask(&engine, &old, 8).await.tokens, toy_answer(&old, 8));
     let held = std::mem::take(&mut *device.held.lock().unwrap());
     assert!(!held.is_empty(), "it was to be loaded");
@@ -521,8 +521,8 @@ async fn a_copy_that_nobody_waits_for_any_more_is_called_off() {
     assert_eq!(ask(&engine, &prompt(9, 50), 8).await.tokens, toy_answer(&prompt(9, 50), 8));
 }
 
-/// A prefetch whose request is called off reads no more than what is under way. What came is kept, the
-/// rest of its memory is free again, and who wants the same prompt later has all of it.
+/// A prefetch of an aborted request reads no more than the pieces in flight. Their pages are kept,
+/// the rest of its memory is freed, and a later request for the same prompt gets all of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_prefetch_that_nobody_waits_for_any_more_is_called_off() {
     const PAGES: u32 = 100;
@@ -545,7 +545,7 @@ async fn a_prefetch_that_nobody_waits_for_any_more_is_called_off() {
     figures_when(&engine, "the prefetch", |_| faulty.calls(Call::Get) == 2).await;
     drop(asked);
     figures_when(&engine, "the abort", |figures| figures.scheduler.aborted == 1).await;
-    // Another answer takes a plan that is made after the abort, and that one calls the prefetch off.
+    // A further answer causes a plan after the abort, which cancels the prefetch.
     ask(&engine, &prompt(2, 2), 1).await;
     faulty.set(Call::Get, None);
     let figures = figures_when(&engine, "the end of the prefetch", |figures| {
@@ -564,7 +564,7 @@ async fn a_prefetch_that_nobody_waits_for_any_more_is_called_off() {
     assert_eq!(answer.hits, Hits { device_tokens: 0, host_tokens, l3_tokens });
 }
 
-/// Copies that come late, out of order and not at all bring nothing wrong.
+/// Late, reordered and failed copies cause no wrong answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whatever_order_copies_come_in_no_answer_is_wrong() {
     copies_come_in_any_order(false).await;
@@ -584,8 +584,8 @@ async fn copies_come_in_any_order(load_back_overlaps: bool) {
     config.copies.load_back_overlaps = load_back_overlaps;
     let engine =
         Engine::start(config, Threaded::new(ToyModel::default()), Arc::new(late), None).unwrap();
-    // More prompts than the host holds, so that there is always something to copy; what fails is up to
-    // chance, and it goes on until each way has.
+    // More prompts than the host holds, so that there are always copies. Failures are random, so it
+    // runs until each kind has occurred.
     const ROUNDS_MAX: usize = 500;
     for round in 0..ROUNDS_MAX {
         let mut askers = tokio::task::JoinSet::new();
@@ -605,14 +605,14 @@ async fn copies_come_in_any_order(load_back_overlaps: bool) {
     panic!("too little happened: {:?}", engine.figures().await.unwrap().scheduler);
 }
 
-/// How long this thread has computed.
+/// Returns the processor time of this thread.
 #[cfg(target_os = "linux")]
 fn computed() -> Duration {
     let told = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
     Duration::from_nanos(told.split(' ').next().unwrap().parse().unwrap())
 }
 
-/// The driver is all that runs on this thread.
+/// Only the driver runs on this thread.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_shutdown_sleeps_while_it_waits_for_copies() {
@@ -644,7 +644,7 @@ async fn who_is_called_off_by_a_shutdown_is_told_at_once() {
     .unwrap();
     let mut waiting = engine.submit(Generate::new(prompt(1, 100), 4)).await.unwrap();
     let shutdown = tokio::spawn(async move { engine.shutdown(Duration::from_secs(1)).await });
-    // The probe that it waits for would take an hour.
+    // The probe would take an hour.
     let told = tokio::time::timeout(PATIENCE, waiting.next()).await.expect("it is told");
     assert!(matches!(told, Some(Update::Ended(_))));
     assert_eq!(shutdown.await.unwrap().aborted, 1);
@@ -671,7 +671,7 @@ async fn an_engine_that_dies_is_known_to_have_ended() {
     assert!(engine.figures().await.is_none());
 }
 
-/// What choosing depends on goes with a request that gives up its row and comes to another.
+/// Sampling state follows a request that is retracted and gets another row.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn penalties_count_all_of_an_answer_that_was_retracted() {
     const ASKERS: u32 = 8;
@@ -702,7 +702,7 @@ async fn penalties_count_all_of_an_answer_that_was_retracted() {
     }
 }
 
-/// Only even tokens, and in turns those that 4 divides.
+/// A grammar that allows only even tokens, and in every other position only multiples of 4.
 #[derive(Debug)]
 struct Even {
     tokens: u32,
@@ -720,7 +720,7 @@ impl Grammar for Even {
     }
 }
 
-/// Steps that are launched ahead change no answer, however tokens are chosen and wherever answers end.
+/// Steps that are launched ahead change no answer, for every kind of sampling and of end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_launched_ahead_changes_no_answer() {
     const REQUESTS: u32 = 300;
@@ -769,7 +769,7 @@ async fn what_is_launched_ahead_changes_no_answer() {
     }
 }
 
-/// A model that always fails takes down the request that it fails, not the engine.
+/// A model that always fails fails the request, not the engine.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_model_that_cannot_compute_fails_the_request() {
     let model = Threaded::new(FlakyModel::new(ToyModel::default(), Chance::new(1), 1));
@@ -779,11 +779,12 @@ async fn a_model_that_cannot_compute_fails_the_request() {
     assert_eq!(engine.figures().await.unwrap().scheduler.failed, 1);
 }
 
-/// Everything at once: small tiers, shared prefixes, aborts, and a device, a model and a store that
-/// fail at random. Whatever is answered is right, and in the end nothing is left behind.
+/// All at once: small tiers, shared prefixes, aborts, and a device, a model and a store that fail
+/// at random. Every answer is right, and all resources are released in the end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whatever_fails_no_answer_is_wrong() {
-    // How much is fetched in time is up to the machine: it goes on until all of it was seen.
+    // The number of timely prefetches depends on the machine, so it runs until all kinds have
+    // occurred.
     let enough =
         |seen: [u64; 4]| seen.into_iter().zip([50, 20, 1000, 1000]).all(|(it, least)| it > least);
     let mut seen = [0; 4];
@@ -795,7 +796,7 @@ async fn whatever_fails_no_answer_is_wrong() {
         let mut config = config();
         config.batch.steps_in_flight_max = 1 + (seed % 2) as u32;
         config.copies.load_back_overlaps = seed / 2 % 2 == 1;
-        // The world lasts some tens of milliseconds, and failures are forgotten as fast.
+        // The test lasts some tens of milliseconds, so back-offs are short.
         config.l3 = Some(L3Config {
             negative_ttl_ms: 5,
             backoff_base_ms: 1,
@@ -837,7 +838,8 @@ async fn whatever_fails_no_answer_is_wrong() {
     assert!(enough(seen), "too little has failed or was cached: {seen:?}");
 }
 
-/// Asks about one of a few documents; sometimes hangs up. Whether there was an answer.
+/// Sends a request for one of a few documents, and cancels some. Returns whether there was an
+/// answer.
 async fn ask_something(engine: &Engine, chance: &Chance) -> bool {
     let document = prompt(chance.below(5) as u32, 16 * (1 + chance.below(12)) as u32);
     let question: Vec<Token> =
@@ -869,7 +871,7 @@ async fn ask_something(engine: &Engine, chance: &Chance) -> bool {
     }
 }
 
-/// What a feed has told so far: the tokens of each page in each tier.
+/// State of a feed: the tokens of each page in each tier.
 #[derive(Default)]
 struct Heard {
     pages: BTreeMap<(KvTier, PageKey), Vec<Token>>,
@@ -901,7 +903,7 @@ impl Heard {
         }
     }
 
-    /// Hears on until a tier has so many pages.
+    /// Reads the feed until a tier has `pages` pages.
     async fn until(&mut self, feed: &mut KvFeed, tier: KvTier, pages: usize) {
         let heard = async {
             while self.held(tier) != pages {
@@ -953,7 +955,7 @@ async fn a_router_that_falls_behind_starts_over() {
         ask(&engine, &prompt(seed, 40), 1).await;
     }
     let mut heard = Heard::default();
-    // Nothing happens any more but that it reads: it hears of everything all the same.
+    // Only the reader is active: it still gets all events.
     heard.until(&mut feed, KvTier::Device, 12).await;
     assert_eq!(heard.snapshots, 2);
     assert_eq!(feed.try_next(), None);

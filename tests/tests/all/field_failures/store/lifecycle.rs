@@ -1,4 +1,4 @@
-//! How objects are freed, and how they move from disk to memory.
+//! Removal of objects, and their promotion from disk to memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ const PREFETCH: ExistsOptions = ExistsOptions { prefetch_to_memory: true, lease:
 const LEASE: ExistsOptions = ExistsOptions { prefetch_to_memory: false, lease: true };
 
 impl Bench<TieredStore> {
-    /// Stores objects such that only the disk has them: memory is full of pins meanwhile.
+    /// Stores objects on disk only, by filling memory with pins.
     async fn put_on_disk(&self, ids: &[ObjectId]) {
         let others: Vec<ObjectId> = (0..16).map(|number| page(1_000_000 + number)).collect();
         let pinned = PutOptions { pin: Some(HARD), durable: false };
@@ -44,7 +44,7 @@ impl Bench<TieredStore> {
         self.store.promotion_stats()
     }
 
-    /// Waits until none is under way.
+    /// Waits until no promotion is in flight.
     async fn promoted(&self) {
         while self.promotions().active > 0 {
             sleep(Duration::from_millis(1)).await;
@@ -52,9 +52,9 @@ impl Bench<TieredStore> {
     }
 }
 
-/// Freed objects lingered until their lease ended, so that memory held what was in flight and five
-/// minutes of what was not, and eviction then took what was in use. Here a release removes at once,
-/// whatever the leases say: memory follows concurrency, not the lease time.
+/// Failure: freed objects stayed until their lease ended, so that memory held five minutes of
+/// garbage beside objects in flight, and eviction then took objects in use. Here a release removes
+/// at once, whatever the leases: memory follows concurrency, not the lease time.
 #[tokio::test(start_paused = true)]
 async fn f33_memory_follows_concurrency_and_not_the_lease_time() {
     let short = most_resident_objects(5_000).await;
@@ -65,8 +65,8 @@ async fn f33_memory_follows_concurrency_and_not_the_lease_time() {
 
 const IN_FLIGHT: u64 = 6;
 
-/// Objects are put, found, read and released, one each 100 ms, a few in flight at a time; none is ever
-/// lost before its release. Answers the most that were resident at once.
+/// Puts, looks up, reads and releases one object each 100 ms, with a few in flight; none may be
+/// lost before its release. Returns the largest number of resident objects.
 async fn most_resident_objects(lease_ttl_ms: u64) -> u64 {
     let bench = Bench::new(
         Releases::new(Arc::new(memory_store(16, lease_ttl_ms)), ReleaseConfig::default()),
@@ -94,8 +94,8 @@ async fn most_resident_objects(lease_ttl_ms: u64) -> u64 {
     most
 }
 
-/// A released object could still be had while its lease lasted. Here it cannot from the call on, even
-/// if the store inside has not got to it, and although its lease lasts.
+/// Failure: a released object could still be read during its lease. Here it is unavailable from the
+/// call on, even if the inner store has not removed it and its lease lasts.
 #[tokio::test(start_paused = true)]
 async fn f34_a_released_object_cannot_be_had() {
     let faulty = Arc::new(FaultyStore::new(Arc::new(memory_store(16, 300_000))));
@@ -115,13 +115,13 @@ async fn f34_a_released_object_cannot_be_had() {
     release.await;
     assert!(!faulty.exists(&[page(0)], LEASE).await[0].as_ref().unwrap().is_present());
     assert_eq!(bench.get(page(0)).await, Err(StoreError::Missing));
-    // Whoever puts it again has it again.
+    // A second put makes it available again.
     bench.put(page(0)).await;
     bench.get(page(0)).await.unwrap();
 }
 
-/// A removal failed and the object was never freed. Here it is parked and tried again until the store
-/// has removed it.
+/// Failure: a removal failed and the object was never freed. Here it is parked and retried until
+/// the store has removed it.
 #[tokio::test(start_paused = true)]
 async fn f35_a_removal_that_fails_is_tried_again() {
     let memory = Arc::new(memory_store(16, 300_000));
@@ -147,8 +147,8 @@ async fn f35_a_removal_that_fails_is_tried_again() {
     assert_eq!((parked, recovered), (0, 8));
 }
 
-/// A prefetch whose task could not be started stayed 'triggered' until its time was up: nobody tried
-/// again, and whoever waited for it waited in vain. Here a promotion reports its end however it ends.
+/// Failure: a prefetch whose task could not be started stayed 'triggered' until its timeout: it was
+/// not retried, and its waiters got nothing. Here every promotion reports its end.
 #[test]
 fn f36_a_promotion_that_never_began_is_over() {
     let promotion = PromotionConfig { remember_ms: 50, ..PromotionConfig::default() };
@@ -156,7 +156,7 @@ fn f36_a_promotion_that_never_began_is_over() {
     let (bench, gates) = tiers(promotion);
     let doomed = runtime();
     doomed.block_on(bench.put_on_disk(&pages(3)));
-    // Whoever carries promotions out goes away before any of them has ended.
+    // The runtime that runs promotions is dropped before any has ended.
     gates.set(Direction::Read, Gate::Shut);
     doomed.block_on(async {
         let (store, ids) = (bench.store.clone(), pages(3));
@@ -174,7 +174,7 @@ fn f36_a_promotion_that_never_began_is_over() {
         let served = bench.get_all(&pages(3), Duration::from_secs(60)).await;
         assert!(start.elapsed() < Duration::from_secs(30), "nobody waits for what is over");
         assert!(served.iter().all(Result::is_ok), "{served:?}");
-        // One that fails on its way is over as well.
+        // A promotion that fails ends as well.
         sleep(Duration::from_millis(60)).await;
         gates.set(Direction::Read, Gate::Fails);
         bench.prefetch(&pages(3)).await;
@@ -190,8 +190,8 @@ fn f36_a_promotion_that_never_began_is_over() {
     });
 }
 
-/// The sweep that forgets old prefetches forgot those that were still under way: the same object moved
-/// twice, and those who waited got nothing. Here only what has ended is forgotten.
+/// Failure: the sweep of old prefetches dropped those in flight: the same object moved twice, and
+/// the waiters got nothing. Here only ended ones are dropped.
 #[tokio::test]
 async fn f37_a_promotion_under_way_is_not_forgotten() {
     let promotion = PromotionConfig { remember_ms: 1, ..PromotionConfig::default() };
@@ -218,8 +218,8 @@ async fn f37_a_promotion_under_way_is_not_forgotten() {
     assert_eq!(gates.reads_begun() - reads_begun, 2, "each object was read once");
 }
 
-/// A get polled the store for each object by itself, so that ten of them waited ten times, with a flood of
-/// calls. Here a batch waits once, and is woken.
+/// Failure: a get polled the store for each object separately, so that ten objects waited ten
+/// times, with a flood of calls. Here a batch waits once, and is woken.
 #[tokio::test(start_paused = true)]
 async fn f38_a_batch_waits_once() {
     let (bench, gates) = tiers(PromotionConfig { workers: 16, ..PromotionConfig::default() });
@@ -230,8 +230,8 @@ async fn f38_a_batch_waits_once() {
     while gates.waiting() < 10 {
         tokio::task::yield_now().await;
     }
-    // Nothing comes: the wait ends after its time, and the disk is asked once for each object. Its
-    // answers come after the gate has opened.
+    // The wait times out, and the disk is queried once for each object. Its answers arrive after
+    // the gate has opened.
     let start = Instant::now();
     let opened = async {
         while gates.waiting() < 20 {

@@ -1,4 +1,4 @@
-//! What was told lately, for those who have missed some of it.
+//! Recent batches, for subscribers that have missed some.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,13 +7,13 @@ use bytes::Bytes;
 
 use crate::zmtp;
 
-/// A batch that was told.
+/// A published batch.
 #[derive(Debug)]
 pub(crate) struct Told {
     pub(crate) seq: u64,
-    /// Topic, number and payload, as they are sent.
+    /// Topic, number and payload as sent.
     pub(crate) wire: Bytes,
-    /// Whether it begins with everything being forgotten and then tells all that is held.
+    /// True if it starts with a reset and then lists the complete state.
     pub(crate) is_whole: bool,
 }
 
@@ -33,16 +33,17 @@ pub(crate) struct History {
     next: u64,
     batches_max: usize,
     bytes_max: usize,
-    /// Everything that was held after the batch with the same number, made for one who came late.
+    /// Snapshot of the complete state after the batch with the same number, made for a late
+    /// subscriber.
     base: Option<Arc<Told>>,
 }
 
-/// What answers one who has heard everything before some number.
+/// Answer to a subscriber that has all batches before some number.
 #[derive(Debug)]
 pub(crate) enum Since {
-    /// These.
+    /// The missing batches, or a snapshot that replaces them.
     Told(Vec<Arc<Told>>),
-    /// Some of it is not kept any more, nor anything that would make it good.
+    /// Some batches are no longer kept, and there is no snapshot.
     Lost,
 }
 
@@ -52,7 +53,7 @@ impl History {
         Self { topic, told, bytes: 0, next: 0, batches_max, bytes_max, base: None }
     }
 
-    /// Numbers a batch and keeps it. The latest is kept whatever its size.
+    /// Numbers a batch and keeps it. The latest batch is kept whatever its size.
     pub(crate) fn tell(&mut self, payload: &[u8], is_whole: bool) -> Arc<Told> {
         let told = Told::new(&self.topic, self.next, payload, is_whole);
         self.next += 1;
@@ -69,14 +70,14 @@ impl History {
         told
     }
 
-    /// Keeps everything that is held after the latest batch: it stands for all that were told so far.
+    /// Sets a snapshot of the state after the latest batch, which replaces all earlier batches.
     pub(crate) fn set_base(&mut self, payload: &[u8]) {
         if let Some(latest) = self.next.checked_sub(1) {
             self.base = Some(Told::new(&self.topic, latest, payload, true));
         }
     }
 
-    /// What somebody has to hear who expects this number.
+    /// Returns the batches for a subscriber that expects this number.
     pub(crate) fn since(&self, start: u64) -> Since {
         if start >= self.oldest() {
             return Since::Told(self.from(start).collect());

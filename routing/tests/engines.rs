@@ -1,4 +1,4 @@
-//! Streams that engines have published, as they came: `data/` has their bytes.
+//! Decoding of recorded streams of real engines, in `data/`.
 
 use std::io::BufReader;
 
@@ -31,8 +31,9 @@ fn cached(index: &WorkerIndex, prompt: std::ops::Range<u32>, salt: &str) -> u32 
     index.cached_tokens(&mut PromptBlocks::new(&tokens, salt))
 }
 
-/// vLLM had room for 15 blocks of 32 tokens and was asked for, one after the other: tokens 10 to 110; 10 to 80 and others;
-/// 10 to 110 with a salt; 210 to 410; 15 to 310. Then its cache was reset, and it was asked for 10 to 74.
+/// vLLM had room for 15 blocks of 32 tokens and got these prompts in order: tokens 10 to 110; 10 to
+/// 80 and others; 10 to 110 with a salt; 210 to 410; 15 to 310. Then its cache was reset, and it
+/// got 10 to 74.
 #[test]
 fn vllm_is_understood() {
     let batches = batches("vllm-0.32");
@@ -67,7 +68,7 @@ fn sglang_is_understood() {
     assert_eq!((index.stats().orphans, index.stats().malformed), (0, 0));
 }
 
-/// Versions before mid-2026, which wrote arrays, and hashes of 32 bytes.
+/// Versions before mid-2026, with array events and hashes of 32 bytes.
 #[test]
 fn old_versions_are_understood() {
     let batches = batches("arrays");

@@ -1,28 +1,28 @@
-//! Writes events exactly as vLLM does: the same fields in the same order.
+//! Encoding of events exactly as vLLM does: the same fields in the same order.
 
 use rmp::encode as put;
 use terrace_cache::{KvEvent, KvEvents, KvTier, PageContent, PageKey};
 
-/// How events are written.
+/// Options of the encoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Manner {
     /// Tokens in a page.
     pub page_size: u32,
-    /// Whether what is in L3 is told, and, if so, whether others share it.
+    /// Sharing of L3; none omits its events.
     pub l3: Option<L3Sharing>,
 }
 
-/// Who uses a store.
+/// Users of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum L3Sharing {
-    /// This server alone.
+    /// This server only.
     Own,
-    /// Other servers too.
+    /// Several servers.
     Shared,
 }
 
-/// Writes events; nothing if there is nothing to tell. `extra_key` says what tells the pages of a namespace from those
-/// of the usual one.
+/// Encodes events; none if there is nothing to report. `extra_key` returns the dependency that
+/// separates a namespace's pages from those of the default one.
 pub fn encode(
     events: &KvEvents,
     at: f64,
@@ -108,7 +108,7 @@ fn write_event(
     }
 }
 
-/// What pages depend on besides their tokens: for each of them a list, or nil.
+/// Writes the further dependencies of pages: a list for each, or nil.
 fn write_extras(
     out: &mut Vec<u8>,
     pages: u32,
@@ -159,7 +159,7 @@ fn nil(out: &mut Vec<u8>) -> Written {
     put::write_nil(out).map_err(put::ValueWriteError::InvalidMarkerWrite)
 }
 
-/// Consumers keep 64 bits, so these are the ones.
+/// Returns the 64 bits of a key that consumers keep.
 fn hash(key: PageKey) -> u64 {
     key.0 as u64
 }
@@ -172,7 +172,7 @@ fn medium(tier: KvTier) -> &'static str {
     }
 }
 
-/// Device and host are the server's own, which needs no word.
+/// Returns the locality of a tier; none for device and host, which are local by default.
 fn locality(tier: KvTier, manner: Manner) -> Option<&'static str> {
     match (tier, manner.l3) {
         (KvTier::Device | KvTier::Host, _) | (KvTier::L3, None) => None,

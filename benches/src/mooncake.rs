@@ -1,4 +1,4 @@
-//! A store in a Mooncake cluster against the bare calls of its library.
+//! A store in a Mooncake cluster, compared with direct calls of Mooncake's library.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -12,59 +12,59 @@ use crate::l3::{all, id};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// What to measure.
+/// Parameters of the benchmark.
 #[derive(Clone, Debug)]
 pub struct MooncakeWorkload {
-    /// The library of the installation.
+    /// Path of the library.
     pub library: PathBuf,
-    /// HOST:PORT of the master of a cluster in which there is room for two batches.
+    /// HOST:PORT of the master of a cluster with room for two batches.
     pub master: String,
-    /// The sizes of objects.
+    /// Object sizes.
     pub object_bytes: Vec<usize>,
-    /// Objects in a batch.
+    /// Objects per batch.
     pub batch: u32,
-    /// Batches of each kind; they take turns.
+    /// Batches of each kind, in turn.
     pub rounds: u32,
 }
 
-/// How long batches of one size took: medians, in microseconds.
+/// Median times of batches of one size, in microseconds.
 #[derive(Clone, Debug, Serialize)]
 pub struct MooncakeFigures {
-    /// The size of an object.
+    /// Size of an object.
     pub object_bytes: usize,
-    /// Objects in a batch.
+    /// Objects per batch.
     pub batch: u32,
-    /// The library's put.
+    /// Put by the library.
     pub plain_put_us: f64,
-    /// The store's put.
+    /// Put by the store.
     pub put_us: f64,
-    /// The library's get.
+    /// Get by the library.
     pub plain_get_us: f64,
-    /// The store's get.
+    /// Get by the store.
     pub get_us: f64,
-    /// How much longer the store's put takes.
+    /// Overhead of the store's put.
     pub put_overhead: MooncakeOverhead,
-    /// How much longer the store's get takes.
+    /// Overhead of the store's get.
     pub get_overhead: MooncakeOverhead,
 }
 
-/// How much longer something takes, in percent: medians over neighbours in time.
+/// Overhead in percent: medians over adjacent batches.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct MooncakeOverhead {
-    /// Than the library's call.
+    /// Compared with the library's call.
     pub percent: f64,
-    /// Than the library's call and the checksums of the batch: what is left is the adapter's own.
+    /// Compared with the library's call plus the checksums of the batch: the adapter's own
+    /// overhead.
     pub besides_checksums_percent: f64,
-    /// How much longer the library's call and the checksums take than the call alone. Nothing that
-    /// verifies what it serves is below this.
+    /// Overhead of the checksums alone: the lower bound of a store that verifies what it serves.
     pub checksums_percent: f64,
 }
 
 impl MooncakeWorkload {
-    /// Measures.
+    /// Runs the benchmark.
     ///
     /// # Errors
-    /// When the cluster is not reached or fails.
+    /// Fails if the cluster cannot be reached or fails.
     pub fn run(&self) -> Result<Vec<MooncakeFigures>, Failure> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let measure = |bytes: &usize| runtime.block_on(self.measure(*bytes));
@@ -92,7 +92,7 @@ impl MooncakeWorkload {
         let mut rounds = Vec::new();
         for round in 0..self.rounds {
             let mut times = Round::default();
-            // Each is the first as often as the others.
+            // Each kind comes first equally often.
             for turn in 0..3 {
                 match (round + turn) % 3 {
                     0 => times.store = self.batch_of_store(&store, &arena).await?,
@@ -103,7 +103,7 @@ impl MooncakeWorkload {
             rounds.push(times);
         }
         store.shutdown().await?;
-        // The first rounds make connections.
+        // The first rounds open connections.
         let rounds = &rounds[rounds.len() / 10..];
         let median_us = |time: fn(&Round) -> Duration| {
             median(rounds.iter().map(|round| time(round).as_secs_f64() * 1e6))
@@ -149,20 +149,20 @@ impl MooncakeWorkload {
     }
 }
 
-/// One batch, there and back.
+/// Times of one batch: put and get.
 #[derive(Clone, Copy, Debug, Default)]
 struct Times {
     put: Duration,
     get: Duration,
 }
 
-/// Batches that were neighbours in time.
+/// Times of adjacent batches.
 #[derive(Clone, Copy, Debug, Default)]
 struct Round {
     store: Times,
-    /// The library's calls alone.
+    /// Library calls alone.
     plain: Times,
-    /// The library's calls with checksums.
+    /// Library calls with checksums.
     checked: Times,
 }
 

@@ -1,4 +1,4 @@
-//! Figures as people read them.
+//! Human-readable output.
 
 use terrace_bench::{
     CacheFigures, Distribution, FeaturesFigures, GapFigures, KeyCost, KeysFigures, L3Figures,

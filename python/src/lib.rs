@@ -17,7 +17,7 @@ mod transfers;
 
 use pyo3::prelude::*;
 
-/// What `terrace_kv` is made of.
+/// Defines the native module of `terrace_kv`.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("PLAN_HEAD_BYTES", plan_bytes::HEAD_BYTES)?;

@@ -132,14 +132,14 @@ class Transfers:
     """
 
     def __init__(self, store: Store, namespace: bytes) -> None:
-        # Without the store itself, which closes its files when nobody has it any more.
+        # Without a reference to the store itself, whose files close with its last reference.
         self._native = _native.Transfers(store._native, namespace)
         self.namespace = namespace
         """The namespace of the objects of jobs that are submitted."""
 
     def move_to(self, namespace: bytes) -> None:
-        """Moves jobs that are submitted from now on to another namespace. Jobs in flight stay in theirs, and lookups have to be
-        made anew: they keep results."""
+        """Moves jobs that are submitted from now on to another namespace. Jobs in flight stay in
+        theirs, and lookups must be created again, because they cache results."""
         self._native.move_to(namespace)
         self.namespace = namespace
 

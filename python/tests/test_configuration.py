@@ -1,4 +1,4 @@
-"""Configurations of engines as text: everything counts but what is left out."""
+"""Engine configurations as text: every field counts except those in a list."""
 
 from __future__ import annotations
 
@@ -122,6 +122,6 @@ def test_the_document_gives_the_reasons_that_the_code_has(engine: str, left_out:
             fields |= {name: answer.removeprefix("no: ") for name in re.findall(r"`(\w+)`", names)}
     nested = {kind: fields for kind, fields in written.items() if kind not in left_out}
     assert {kind: fields for kind, fields in written.items() if kind in left_out} == left_out
-    # Configurations that are left out as a whole.
+    # Configurations that are excluded as a whole.
     wholes = {reason for reason in left_out.get("VllmConfig", {}).values()}
     assert all(set(fields.values()) <= wholes for fields in nested.values())

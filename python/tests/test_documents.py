@@ -1,4 +1,4 @@
-"""Examples run, in the documents and beside them."""
+"""The examples in the documents and beside them run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The feature store from Python: its contract, point by point, over every kind of store."""
+"""The guarantees of the feature store from Python, one by one, over every kind of store."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def producer(place: Place, **settings: Any) -> terrace.FeatureStore:
 
 
 def consumer(place: Place, **settings: Any) -> terrace.FeatureStore:
-    """Somebody else, in another process where the store can be shared."""
+    """A consumer, in another process if the store can be shared."""
     return terrace.FeatureStore(place.open(), **settings)
 
 
 def objects(place: Place) -> int:
-    """How many objects the store holds; -1 where it does not tell."""
+    """The number of objects in the store; -1 if unknown."""
     stats = place.open().stats()
     tier = stats["disk"] or stats["memory"]
     return tier["objects"] if tier else -1
@@ -63,7 +63,7 @@ def test_refs_pickle_and_travel_by_any_queue(place: Place) -> None:
 
 
 def test_after_a_release_nothing_is_had_anywhere(place: Place) -> None:
-    """No use after free: at once, in every process, whatever leases the read has left."""
+    """No use after free: at once, in every process, despite leases of the read."""
     features, other = producer(place), consumer(place)
     ref = features.put("a", TENSORS)
     other.get(ref)
@@ -98,7 +98,7 @@ def test_a_later_put_supersedes_and_a_stale_ref_frees_nothing(place: Place) -> N
 
 
 def test_what_was_read_stays_after_the_release(place: Place) -> None:
-    """What a consumer has is a copy."""
+    """A consumer has a copy."""
     features = producer(place)
     ref = features.put("a", TENSORS)
     found = features.get(ref)
@@ -153,7 +153,7 @@ def test_promised_refs_are_authenticated(place: Place) -> None:
 
 
 def test_a_release_frees_the_memory(place: Place) -> None:
-    """Consumed once, freed at once."""
+    """A consumed sample is freed at once."""
     features = producer(place)
     before = objects(place)
     refs = [features.put(str(number), TENSORS) for number in range(4)]
@@ -198,7 +198,7 @@ def test_a_budget_that_is_used_up_refuses_or_waits(place: Place) -> None:
 
 
 def test_what_nobody_releases_is_freed(place: Place) -> None:
-    """Held for too long."""
+    """Expiry of samples that are held for too long."""
     features = producer(place, max_hold=0.05)
     ref = features.put("a", TENSORS)
     time.sleep(0.1)
@@ -210,7 +210,7 @@ def test_what_nobody_releases_is_freed(place: Place) -> None:
 
 
 def test_samples_are_not_evicted(place: Place) -> None:
-    """They are pinned: whatever else is stored, nothing silently takes their place."""
+    """Samples are pinned: other objects do not evict them."""
     if place.kind == "mooncake":
         pytest.skip("a cluster evicts only when it is full, which takes it too long here")
     features = producer(place)
@@ -224,7 +224,7 @@ def test_samples_are_not_evicted(place: Place) -> None:
 
 
 def test_a_damaged_tensor_fails_the_whole_sample(tmp_path: Path) -> None:
-    """Nothing half-right is ever handed out."""
+    """Partial samples are never returned."""
     settings: dict[str, Any] = {"capacity": "8MiB", "object_max": "64KiB"}
     store = terrace.Store(f"disk:{tmp_path}/store", **settings)
     features = terrace.FeatureStore(store, owner=0, durable=True)
@@ -242,7 +242,7 @@ def test_a_damaged_tensor_fails_the_whole_sample(tmp_path: Path) -> None:
 
 
 def test_a_store_that_was_away_is_told_by_gc(tmp_path: Path) -> None:
-    """A release that fails is parked, and repeated until it is done."""
+    """A failed release is queued and repeated until it succeeds."""
     from conftest import open_place
 
     for place in open_place("nodes", tmp_path):
@@ -354,7 +354,8 @@ def test_a_producer_that_is_killed_in_mid_put_leaves_nothing_half_written(shared
         time.sleep(0.002 * life)
         one.kill()
         one.wait()
-    # Who is started again takes care of what was put before; only the last generation of a sample is there.
+    # A restarted producer takes over earlier samples; only the last generation of a sample is
+    # readable.
     features = terrace.FeatureStore(shared_place.open(), owner=1, max_hold=1800)
     other = consumer(shared_place)
     latest = {ref.sample: ref for ref in refs}
@@ -367,7 +368,7 @@ def test_a_producer_that_is_killed_in_mid_put_leaves_nothing_half_written(shared
         except terrace.Gone:
             pass
     assert right >= 4, "those of the last life, but for one that was superseded when it was killed"
-    # Whatever there is goes when nobody wants it.
+    # All samples are freed once unwanted.
     impatient = terrace.FeatureStore(shared_place.open(), owner=1, max_hold=0.001)
     for _ in range(600):
         impatient.gc()
@@ -432,7 +433,7 @@ def _open_dataset(place: str, settings: dict[str, Any]) -> terrace.FeatureStore:
 
 
 class Opens:
-    """Opens a feature store in whichever process it is called."""
+    """Opens a feature store in the process that calls it."""
 
     def __init__(self, place: Place) -> None:
         self.place, self.settings = place.place, place.settings

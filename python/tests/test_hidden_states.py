@@ -34,7 +34,7 @@ def copy_of(number: int) -> Callable[[], dict[str, np.ndarray]]:
 
 
 def until_copied(writer: FeatureWriter, keys: set[int]) -> None:
-    """Waits until the writer has told that it reads nothing of these any more, each once."""
+    """Waits until the writer has returned each of these keys once."""
     left = set(keys)
 
     def are_told() -> bool:
@@ -54,7 +54,7 @@ def until(is_so: Callable[[], bool], patience_s: float = 30) -> None:
 
 
 class Slow(terrace.FeatureStore):
-    """One whose puts wait until they may go on, and then may fail."""
+    """A feature store whose puts wait until they may go on, and then may fail."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -108,7 +108,7 @@ def test_a_store_that_hangs_holds_nothing_of_the_engine_and_is_told() -> None:
     assert "has not answered" in str(writer.status.error)
     assert not writer.close(0.01), "it does not wait for ever"
 
-    # It goes on after all: what is too late is not left to lie there.
+    # It goes on: a sample that is too late is removed.
     features.may_go_on.set()
     until(lambda: writer.status.backlog_bytes == 0)
     until(lambda: features.stats()["resident_bytes"] == 0 and features.stats()["live"] == 0)
@@ -174,7 +174,7 @@ def test_states_are_found_in_blocks_of_either_layout(tokens_first: bool) -> None
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     from terrace_kv.hidden_states import hidden_states_of
 
-    # Each value says where it is: block, layer, token, place.
+    # Each value encodes its place: block, layer, token, element.
     cache = torch.arange(10 * 2 * 4 * 8, dtype=torch.float32).reshape(10, 2, 4, 8)
     if tokens_first:
         cache = cache.transpose(1, 2).contiguous().transpose(1, 2)

@@ -20,7 +20,7 @@ def cache(device_pages: int = 8) -> terrace.PrefixCache:
 
 
 def fill(one: terrace.PrefixCache, prompt: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> list[int]:
-    """A request that computes its prompt and ends; its pages."""
+    """Runs a request that computes its prompt and ends; returns its pages."""
     with one.hold(prompt, len(prompt)) as held:
         held.publish(len(prompt))
         pages: list[int] = held.pages.tolist()
@@ -28,7 +28,7 @@ def fill(one: terrace.PrefixCache, prompt: np.ndarray[tuple[int], np.dtype[np.ui
 
 
 def in_use(one: terrace.PrefixCache) -> tuple[int, int]:
-    """Free pages, and those that could be."""
+    """Free and evictable pages."""
     return one.free_pages, one.evictable_pages
 
 

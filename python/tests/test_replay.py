@@ -21,12 +21,12 @@ SMALL: dict[str, Any] = {"device": "200k", "l3": 0}
 
 
 def two_turns() -> Trace:
-    """A prompt of 900 tokens, and two seconds later the same with 500 more."""
+    """A trace with a prompt of 900 tokens, and two seconds later the same with 500 more."""
     return Trace.of_blocks([0, 2], [900, 1400], [8, 8], [[1, 2], [1, 2, 3]])
 
 
 def plain(report: Any) -> Any:
-    """A report with lists in place of arrays, which can be compared."""
+    """A report with lists in place of arrays, for comparison."""
     if isinstance(report, dict):
         return {name: plain(value) for name, value in report.items()}
     return report.tolist() if isinstance(report, np.ndarray) else report
@@ -49,7 +49,7 @@ def test_prompts_may_be_given_by_their_tokens() -> None:
     assert trace.input_tokens.tolist() == [150] * 3
     assert trace.ceiling().by_request.tolist() == [0, 96, 96]
     assert terrace.replay(trace)["reuse_tokens"]["total"] == 192
-    # In smaller pages more is shared, if blocks are no larger.
+    # With smaller pages more is shared, if blocks are not larger.
     assert Trace.of_prompts([0, 5, 10], prompts, [4, 4, 4], block_tokens=4).ceiling(4).reusable_tokens == 200
 
 
@@ -176,7 +176,7 @@ def test_a_sweep_has_a_row_for_each_combination() -> None:
         assert row["ttft_ms_p99"] == report["ttft_ms"]["p99"]
         assert row["bytes_moved_host_to_device"] == report["bytes_moved"]["host_to_device"]
     assert rows.recommended in rows and rows.answer.startswith(f"Take host {rows.recommended['host']}, policy ")
-    # What was given, not what it means in tokens.
+    # The setting as given, not in tokens.
     assert terrace.sweep(trace, {"host_tokens": ["0", "400k"]}, **SMALL)[1]["host_tokens"] == "400k"
     assert terrace.sweep(trace, {"policy": "slru"}, **SMALL)[0]["policy"] == "slru"
 
@@ -304,7 +304,7 @@ def test_an_interrupt_ends_a_replay_soon(is_sweep: bool) -> None:
             terrace.replay(trace, device="200k")
     assert 0.5 <= time.monotonic() - began < 3
     interrupt.join()
-    # Threads that have ended are gone a moment later.
+    # Ended threads disappear a moment later.
     while len(os.listdir("/proc/self/task")) > threads:
         assert time.monotonic() - began < 3, "a replay goes on behind its back"
         time.sleep(0.01)

@@ -21,7 +21,7 @@ def scheduler(**settings: dict[str, Any]) -> terrace.Scheduler:
 
 
 def run_step(scheduler: terrace.Scheduler, token: int = 7, now: int = 0) -> terrace.Plan:
-    """Plans, does at once what is planned, and reports it; answers the plan."""
+    """Plans, executes and reports a step; returns the plan."""
     plan = scheduler.plan(now=now)
     for op, _, _, _ in plan.each_copy():
         scheduler.operation(op, "done", now=now)
@@ -146,7 +146,7 @@ def test_what_a_request_may_ask_for_besides() -> None:
 
 
 def test_pages_go_to_the_host_and_to_l3_and_come_back() -> None:
-    # Computing is slow, so that everything is worth loading.
+    # Computing is slow, so that loading always pays.
     one = scheduler(l3={}, rates={"prefill_ns_per_token": 10**9}, cache={**SETTINGS["cache"], "device_pages": 8})
     stored: dict[bytes, int] = {}
     moved = {LOAD_BACK: 0, WRITE_BACK: 0}
@@ -301,7 +301,7 @@ def test_a_long_prompt_is_hashed_without_the_interpreters_lock() -> None:
     interval = sys.getswitchinterval()
     thread.start()
     try:
-        # Nobody is interrupted: the other thread runs only if this one lets it.
+        # No preemption: the other thread runs only if this one releases the GIL.
         sys.setswitchinterval(1000)
         go.set()
         for request in range(200):

@@ -23,7 +23,7 @@ KEYS = terrace.page_keys(NAMESPACE, np.arange(16 * 64, dtype=np.uint32), 16)
 
 
 def filled(pages: int, page_bytes: int = 4096) -> np.ndarray:
-    """Pages whose bytes follow from their place."""
+    """Pages whose bytes are derived from their place."""
     return np.random.default_rng(7).integers(0, 256, (pages, page_bytes), np.uint8)
 
 
@@ -109,7 +109,7 @@ def test_what_survives_a_restart(tmp_path: Path, behind: bool) -> None:
         with terrace.Store(f"disk:{tmp_path}/store", capacity="16MiB", object_max="64KiB", **settings) as store:
             with store.register(memory) as pages:
                 if life == 0:
-                    # What is written behind is on disk when the store is closed.
+                    # Write-behind objects are on disk when the store is closed.
                     store.put(NAMESPACE, KEYS[:1], pages, [0], durable=not behind).check()
                 else:
                     store.get(NAMESPACE, KEYS[:1], pages, [1]).check()
@@ -162,7 +162,7 @@ def test_pages_on_a_gpu_pass_through_pinned_memory() -> None:
 
 def test_staged_pages_in_use_are_not_written_to(tmp_path: Path) -> None:
     class Copies:
-        """In the place of a GPU: it notes what is copied."""
+        """A substitute for a GPU that records copies."""
 
         fetched: list[int] = []
 
@@ -240,7 +240,8 @@ def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_the_package_was_built_without_is_refused_with_how_to_get_it() -> None:
-    """Builds for users have neither: buckets in the cloud bring many libraries, and RDMA one that machines without it lack."""
+    """Release builds have neither: buckets in the cloud need many libraries, and RDMA needs one
+    that machines without it lack."""
     for place in ("s3://bucket/kv", "bucket:gs://bucket/kv", "az://container/kv"):
         with pytest.raises(terrace.ConfigError, match=r"--features s3.*bucket:file:///FOLDER"):
             terrace.Store(place)
@@ -271,7 +272,7 @@ def test_the_lock_is_given_away_meanwhile(tmp_path: Path) -> None:
         with store.register(filled(16, MIB)) as pages:
             gate.acquire()
             other.start()
-            # From here on, whoever does not give the lock away keeps it.
+            # From here on, a thread keeps the GIL unless it releases it.
             sys.setswitchinterval(1000)
             try:
                 gate.release()

@@ -1,4 +1,4 @@
-"""The engine in PyTorch answers what its model says without pages and cache."""
+"""The PyTorch engine gives the answers of its model without pages and cache."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from torch_engine import Engine, Model, ModelSize, Request  # noqa: E402
 
 SIZE = ModelSize(layers=2, hidden=64, heads=4, kv_heads=2, vocabulary=256)
 BOOKS = np.random.default_rng(1).integers(0, SIZE.vocabulary, (6, 60))
-#: Each is read, and read again when others have taken its place on the device; some are asked about at once.
+#: Each is read, and read again after others have evicted it from the device; some are requested at
+#: once.
 ORDER = [0, 1, 2, 3, 4, 5, 0, 0, 1, 2, 5, 5, 3, 4]
 
 
 @pytest.fixture(autouse=True)
 def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Threads that wait for each other are slow where others compute too.
+    # Threads that wait for each other are slow when the machine is busy.
     torch.set_num_threads(1)
 
     def sleep(seconds: float) -> None:
@@ -42,7 +43,8 @@ def requests(first: int = 0, order: list[int] = ORDER) -> list[Request]:
 
 
 class SteadyEngine(Engine):
-    """Here time passes from turn to turn: whether to load or to compute is not up to who else is on the machine."""
+    """Time advances per turn, so that the choice between loading and computing does not depend on
+    the machine's load."""
 
     turns = 0
 
@@ -69,7 +71,7 @@ def agreement(one: Engine, asked: list[Request]) -> float:
 
 
 class Late:
-    """The event of a copy that happens when somebody waits for it, or has asked some times."""
+    """The event of a copy that completes when it is waited for, or after some queries."""
 
     def __init__(self, copy: Callable[[], object], times: int) -> None:
         self.copy, self.times = copy, times

@@ -1,4 +1,4 @@
-"""What adapters to engines are made of: jobs, namespaces, and stores from a configuration."""
+"""The parts of engine adapters: jobs, namespaces, and stores opened from a configuration."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_memory_of_a_job_is_not_lent_to_another(transfers: Transfers) -> None:
     pages = memory()
     region = transfers.register(pages, PAGE)
     transfers.put(KEYS, region.pages(range(8)))
-    # One page for two keys at a time: one of them is told so.
+    # One page for two keys at once: one of them fails.
     got = transfers.get(KEYS[:2], region.pages([9, 9]))
     assert got.ok == [True, False] and got.error is not None and "in use" in got.error
     with pytest.raises(ValueError, match="no page 16"):
@@ -232,7 +232,7 @@ def test_one_process_opens_a_folder_once(tmp_path: Path) -> None:
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     two.close()
-    # Nobody has it any more, so it can be opened anew.
+    # It is closed, so it can be opened again.
     open_store(config, object_bytes=PAGE).close()
 
 

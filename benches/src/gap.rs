@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use serde::Serialize;
 use terrace_engine::{
-    Batch, Chosen, CpuDevice, CpuFence, CpuMemory, Engine, Finished, Generate, GoesOn, KvLayout,
-    KvShape, Model, ModelError, Output, StepLimits, StepTicket, Update,
+    Batch, Chosen, Continuation, CpuDevice, CpuFence, CpuMemory, Engine, Finished, Generate,
+    KvLayout, KvShape, Model, ModelError, Output, StepLimits, StepTicket, Update,
 };
 use terrace_scheduler::{Config, Token};
 
@@ -181,7 +181,7 @@ impl Model for Idler {
 }
 
 fn output() -> Output {
-    let chosen = Chosen { token: 0, goes_on: GoesOn::Yes, logprobs: None, logits: None };
+    let chosen = Chosen { token: 0, continuation: Continuation::Yes, logprobs: None, logits: None };
     Output { chosen: Some(chosen), scores: Vec::new() }
 }
 

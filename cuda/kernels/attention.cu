@@ -66,14 +66,14 @@ __device__ __forceinline__ u32 spot(u32 row, u32 chunk) { return (row * CHUNKS +
 
 // Address of the partial result of a row in a segment: its highest score, the sum of its weights,
 // and the weighted values. Items take space in units of FEW_ROWS rows.
-__device__ __forceinline__ float *left_by(float *partials, u32 partial, u32 units, u32 kv_head, u32 row) {
+__device__ __forceinline__ float *partial_at(float *partials, u32 partial, u32 units, u32 kv_head, u32 row) {
     return partials + (((u64)partial * KV_HEADS + kv_head * units) * FEW_ROWS + row) * (DEPTH + 2);
 }
 
 // Loads the queries of an item's rows, and zeros for missing rows. A row is one query head of a
 // token's group.
 template <int ROWS, int THREADS>
-__device__ __forceinline__ void bring_queries(u32 to, const u16 *qkv, const Item &item, u32 kv_head) {
+__device__ __forceinline__ void load_queries(u32 to, const u16 *qkv, const Item &item, u32 kv_head) {
     for (u32 at = threadIdx.x; at < ROWS * CHUNKS; at += THREADS) {
         u32 row = at / CHUNKS, chunk = at % CHUNKS, token = row / GROUP, head = kv_head * GROUP + row % GROUP;
         bool is_there = token < item.tokens && chunk * 8 < HEAD_DIM;
@@ -84,7 +84,7 @@ __device__ __forceinline__ void bring_queries(u32 to, const u16 *qkv, const Item
 
 // Loads a tile's keys or values, and zeros from `end` on.
 template <int THREADS>
-__device__ __forceinline__ void bring_tile(
+__device__ __forceinline__ void load_tile(
     u32 to, const Pages &pages, const Item &item, u32 kv_head, u32 is_value, u32 tile_start) {
     const u8 *layer = pages.kv + pages.layer_offset;
     const u32 *table = pages.table + (u64)item.row * pages.row_entries;
@@ -148,7 +148,7 @@ __device__ __forceinline__ void join_segment(
     }
 }
 // Returns the final value of an element. Adding zero turns negative zeros into positive ones.
-__device__ __forceinline__ float in_the_end(float found, float share) { return __fadd_rn(__fmul_rn(found, share), 0.0f); }
+__device__ __forceinline__ float final_value(float found, float share) { return __fadd_rn(__fmul_rn(found, share), 0.0f); }
 
 // Returns the scale of scores: the softmax uses powers of two.
 __device__ __forceinline__ float score_scale() { return 1.4426950408889634f / sqrtf((float)HEAD_DIM); }
@@ -172,7 +172,7 @@ __device__ __forceinline__ void put_row(
     u32 token = row / GROUP;
     if (token >= item.tokens) return;
     if (item.partial != WHOLE) {
-        float *to = left_by(partials, item.partial, ROWS / FEW_ROWS, kv_head, row);
+        float *to = partial_at(partials, item.partial, ROWS / FEW_ROWS, kv_head, row);
         if (column == 0) *(float2 *)to = make_float2(highest, sum);
 #pragma unroll
         for (int block = 0; block < DEPTH / 8; block++)
@@ -185,7 +185,7 @@ __device__ __forceinline__ void put_row(
     for (int block = 0; block < DEPTH / 8; block++)
         if (block * 8 < HEAD_DIM)
             *(u32 *)(to + block * 8 + column) =
-                pair_of(in_the_end(found[block][half * 2], share), in_the_end(found[block][half * 2 + 1], share));
+                pair_of(final_value(found[block][half * 2], share), final_value(found[block][half * 2 + 1], share));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -202,10 +202,10 @@ attend(const u16 *qkv, u16 *found_out, Pages pages, const Item *items, float *pa
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, quad = lane / 4, column = lane % 4 * 2;
     float scale = score_scale();
 
-    bring_queries<ROWS, THREADS>(queries_at, qkv, item, kv_head);
-    bring_tile<THREADS>(tiles_at, pages, item, kv_head, 0, item.keys_from);
+    load_queries<ROWS, THREADS>(queries_at, qkv, item, kv_head);
+    load_tile<THREADS>(tiles_at, pages, item, kv_head, 0, item.keys_from);
     end_group();
-    bring_tile<THREADS>(tiles_at + TILE_BYTES, pages, item, kv_head, 1, item.keys_from);
+    load_tile<THREADS>(tiles_at + TILE_BYTES, pages, item, kv_head, 1, item.keys_from);
     end_group();
     wait_for_groups<1>();
     __syncthreads();
@@ -240,7 +240,7 @@ attend(const u16 *qkv, u16 *found_out, Pages pages, const Item *items, float *pa
         // The next keys are loaded while this tile is processed.
         if (tile + 1 < tile_count) {
             u32 next = tiles_at + (tile + 1) % STAGES * 2 * TILE_BYTES;
-            bring_tile<THREADS>(next, pages, item, kv_head, 0, tile_start + TILE);
+            load_tile<THREADS>(next, pages, item, kv_head, 0, tile_start + TILE);
             end_group();
             wait_for_groups<2>();
         } else {
@@ -308,7 +308,7 @@ attend(const u16 *qkv, u16 *found_out, Pages pages, const Item *items, float *pa
         // free.
         if (tile + 1 < tile_count) {
             u32 next = tiles_at + (tile + 1) % STAGES * 2 * TILE_BYTES + TILE_BYTES;
-            bring_tile<THREADS>(next, pages, item, kv_head, 1, tile_start + TILE);
+            load_tile<THREADS>(next, pages, item, kv_head, 1, tile_start + TILE);
             end_group();
             wait_for_groups<2>();
         } else {
@@ -384,7 +384,7 @@ struct Few {
     }
 
     // Converts scores to softmax weights for all warps. A barrier must follow.
-    __device__ __forceinline__ void soften(
+    __device__ __forceinline__ void softmax_weights(
         const float (*scores)[4], float scale, const float (*highest_of)[FEW_ROWS], u32 weights_at) {
         for (int half = 0; half < 2; half++) {
             u32 row = quad + half * 8;
@@ -411,7 +411,7 @@ struct Few {
     }
 
     // Publishes the sums of weights to the other warps. A barrier must follow.
-    __device__ __forceinline__ void tell_sums(float (*sum_of)[FEW_ROWS]) const {
+    __device__ __forceinline__ void publish_sums(float (*sum_of)[FEW_ROWS]) const {
         for (int half = 0; half < 2; half++) {
             float sum = over_quad(sums[half]);
             if (lane % 4 == 0) sum_of[warp][quad + half * 8] = sum;
@@ -434,9 +434,9 @@ struct Few {
                     if (item.partial == WHOLE) {
                         float share = 1.0f / sum;
                         u64 to = (u64)(item.first_token + token) * QUERIES_WIDTH + head * HEAD_DIM + element;
-                        *(u32 *)(found_out + to) = pair_of(in_the_end(first, share), in_the_end(second, share));
+                        *(u32 *)(found_out + to) = pair_of(final_value(first, share), final_value(second, share));
                     } else {
-                        float *to = left_by(partials, item.partial, 1, kv_head, row);
+                        float *to = partial_at(partials, item.partial, 1, kv_head, row);
                         *(float2 *)(to + 2 + element) = make_float2(first, second);
                         if (element == 0) *(float2 *)to = make_float2(highest[half], sum);
                     }
@@ -467,13 +467,13 @@ attend_few(
         Item item = items[job / KV_HEADS];
         u32 kv_head = job % KV_HEADS;
         u32 tile_count = (item.keys_end - item.keys_from + TILE - 1) / TILE;
-        bring_queries<FEW_ROWS, FEW_THREADS>(queries_at, qkv, item, kv_head);
+        load_queries<FEW_ROWS, FEW_THREADS>(queries_at, qkv, item, kv_head);
 #pragma unroll
         for (u32 stage = 0; stage < FEW_STAGES - 1; stage++) {
             if (stage < tile_count) {
                 u32 to = tiles_at + stage * 2 * TILE_BYTES, from = item.keys_from + stage * TILE;
-                bring_tile<FEW_THREADS>(to, pages, item, kv_head, 0, from);
-                bring_tile<FEW_THREADS>(to + TILE_BYTES, pages, item, kv_head, 1, from);
+                load_tile<FEW_THREADS>(to, pages, item, kv_head, 0, from);
+                load_tile<FEW_THREADS>(to + TILE_BYTES, pages, item, kv_head, 1, from);
             }
             end_group();
         }
@@ -487,8 +487,8 @@ attend_few(
             u32 ahead = tile + FEW_STAGES - 1;
             if (ahead < tile_count) {
                 u32 to = tiles_at + ahead % FEW_STAGES * 2 * TILE_BYTES, from = item.keys_from + ahead * TILE;
-                bring_tile<FEW_THREADS>(to, pages, item, kv_head, 0, from);
-                bring_tile<FEW_THREADS>(to + TILE_BYTES, pages, item, kv_head, 1, from);
+                load_tile<FEW_THREADS>(to, pages, item, kv_head, 0, from);
+                load_tile<FEW_THREADS>(to + TILE_BYTES, pages, item, kv_head, 1, from);
             }
             end_group();
 
@@ -503,7 +503,7 @@ attend_few(
             }
             few.mask(scores, tile_start, highest_of);
             __syncthreads();
-            few.soften(scores, scale, highest_of, weights_at);
+            few.softmax_weights(scores, scale, highest_of, weights_at);
             __syncthreads();
 #pragma unroll
             for (int step = 0; step < TILE / 16; step++) {
@@ -522,7 +522,7 @@ attend_few(
                 }
             }
         }
-        few.tell_sums(sum_of);
+        few.publish_sums(sum_of);
         wait_for_groups<0>();
         __syncthreads();
         few.put(item, kv_head, sum_of, found_out, partials);
@@ -543,13 +543,13 @@ struct Segments {
 
 extern "C" __global__ void __launch_bounds__(JOIN_THREADS)
 join(const float *partials, const Segments *all, const u32 *counts, u16 *found_out) {
-    let_the_next_kernel_begin();
+    launch_next_kernel();
     // A thread computes two elements of a row.
     const u32 PAIRS = HEAD_DIM / 2, ROWS_AT_ONCE = JOIN_THREADS / PAIRS;
     u32 element = threadIdx.x % PAIRS * 2, slot = threadIdx.x / PAIRS;
     // The number of joins, and the number of rows of the largest.
     u32 rows = counts[1], jobs = slot < ROWS_AT_ONCE ? counts[0] * KV_HEADS * rows : 0;
-    after_the_kernel_before();
+    wait_for_previous_kernel();
     for (u32 job = blockIdx.x * ROWS_AT_ONCE + slot; job < jobs; job += gridDim.x * ROWS_AT_ONCE) {
         Segments segments = all[job / (KV_HEADS * rows)];
         u32 kv_head = job / rows % KV_HEADS, row = job % rows, token = row / GROUP;
@@ -562,7 +562,7 @@ join(const float *partials, const Segments *all, const u32 *counts, u16 *found_o
             for (u32 at = 0; at < JOIN_AHEAD; at++) {
                 if (first + at >= segments.count) break;
                 u32 partial = segments.first_partial + (first + at) * segments.units;
-                const float *from = left_by((float *)partials, partial, segments.units, kv_head, row);
+                const float *from = partial_at((float *)partials, partial, segments.units, kv_head, row);
                 tops[at] = *(const float2 *)from, founds[at] = *(const float2 *)(from + 2 + element);
             }
 #pragma unroll
@@ -574,6 +574,6 @@ join(const float *partials, const Segments *all, const u32 *counts, u16 *found_o
         }
         float share = 1.0f / joined.sum;
         u64 to = (u64)(segments.first_token + token) * QUERIES_WIDTH + (kv_head * GROUP + row % GROUP) * HEAD_DIM;
-        *(u32 *)(found_out + to + element) = pair_of(in_the_end(found.x, share), in_the_end(found.y, share));
+        *(u32 *)(found_out + to + element) = pair_of(final_value(found.x, share), final_value(found.y, share));
     }
 }

@@ -53,20 +53,20 @@ __device__ __forceinline__ void wait_for_groups() {
 // Kernels of a step overlap: a kernel may start before the one before it has ended, up to the point
 // where it needs that kernel's results. This call waits until the previous kernel has ended and its
 // writes are visible.
-__device__ __forceinline__ void after_the_kernel_before() {
+__device__ __forceinline__ void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-__device__ __forceinline__ void let_the_next_kernel_begin() {
+__device__ __forceinline__ void launch_next_kernel() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 // For kernels that need the previous kernel's results from the start.
 __device__ __forceinline__ void follow() {
-    let_the_next_kernel_begin();
-    after_the_kernel_before();
+    launch_next_kernel();
+    wait_for_previous_kernel();
 }
 
 __device__ __forceinline__ u16 narrow(float number) { return (u16)pair_of(number, 0.0f); }

@@ -104,7 +104,7 @@ struct Product {
     __device__ __forceinline__ void send_rows(u32 sharer) const {
         u32 all = steps() * turns(), row = sharer * rows_each;
         Next next = {0, 0, 0, 0};
-        after_the_kernel_before();
+        wait_for_previous_kernel();
         for (u32 sent = 0; sent < all; sent++, next.advance(inputs)) {
             wait_for_place(next);
 #pragma unroll
@@ -179,10 +179,10 @@ struct Product {
                 prepare(full + place * 8, 1);
                 prepare(empty + place * 8, SHARERS * 4);
             }
-            show_barriers();
+            publish_barriers();
         }
         wait_for_sharers();
-        let_the_next_kernel_begin();
+        launch_next_kernel();
         u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, senders = COMPUTING_THREADS / 32;
         if (warp < senders) {
             compute(out, row_count);

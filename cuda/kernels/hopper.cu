@@ -12,7 +12,7 @@
 
 // Returns the descriptor of a part of shared memory: its start, the distance between groups of
 // eight rows, and the distance between the halves.
-__device__ __forceinline__ u64 described(u32 address) {
+__device__ __forceinline__ u64 descriptor_of(u32 address) {
     return (u64)1 << 62 | (u64)(1024 >> 4) << 32 | (u64)(HALF_BYTES >> 4) << 16 | (address & 0x3ffff) >> 4;
 }
 
@@ -48,7 +48,7 @@ __device__ __forceinline__ void send(Copies &copies, const Item &item, u32 kv_he
         // Looked up ahead, so that a free buffer is filled at once.
         u32 block = next;
         next = block_of(tile_start + TILE);
-        if (WAITS && tile_start + TILE > item.position) after_the_kernel_before();
+        if (WAITS && tile_start + TILE > item.position) wait_for_previous_kernel();
 #pragma unroll
         for (u32 is_value = 0; is_value < 2; is_value++, copies.sent++) {
             u32 place = copies.sent % copies.places, turn = copies.sent / copies.places;
@@ -72,7 +72,7 @@ __device__ __forceinline__ void clear_tail(u32 values_at, u32 left, u32 thread) 
         put_zeros(at);
         put_zeros(at + HALF_BYTES);
     }
-    show_to_products();
+    publish_to_products();
 }
 
 extern "C" __global__ void __launch_bounds__(HOPPER_THREADS, 1)
@@ -94,14 +94,14 @@ attend_on_hopper(
             prepare(full + place * 8, 1);
             prepare(empty + place * 8, 8);
         }
-        show_barriers();
+        publish_barriers();
     }
-    bring_queries<ROWS, HOPPER_THREADS>(queries_at, qkv, item, kv_head);
+    load_queries<ROWS, HOPPER_THREADS>(queries_at, qkv, item, kv_head);
     end_group();
     wait_for_groups<0>();
     __syncthreads();
     if (threadIdx.x < 128) {
-        give_registers<40>();
+        set_registers<40>();
         if (threadIdx.x < 32) {
             Copies copies = {&map, pages.table, pages.row_entries, layer * KV_HEADS * 2, tiles_at, full, empty, PLACES, 0};
             send<false>(copies, item, kv_head);
@@ -138,7 +138,7 @@ attend_on_hopper(
         u32 at = tile * 2;
         wait(full + at % PLACES * 8, at / PLACES % 2);
         begin_products();
-        u64 keys = described(tiles_at + at % PLACES * TILE_BYTES);
+        u64 keys = descriptor_of(tiles_at + at % PLACES * TILE_BYTES);
 #pragma unroll
         for (int step = 0; step < DEPTH / 16; step++)
             multiply_keys(scores, queries[step], keys + (step / 4 * HALF_BYTES + step % 4 * 32) / 16, step > 0);
@@ -148,7 +148,7 @@ attend_on_hopper(
         u32 at = tile * 2 + 1;
         wait(full + at % PLACES * 8, at / PLACES % 2);
         begin_products();
-        u64 values = described(tiles_at + at % PLACES * TILE_BYTES);
+        u64 values = descriptor_of(tiles_at + at % PLACES * TILE_BYTES);
 #pragma unroll
         for (int step = 0; step < TILE / 16; step++)
             multiply_values(found, weights[step], values + step * 2048 / 16, adds || step > 0);
@@ -158,7 +158,7 @@ attend_on_hopper(
         if (lane == 0) arrive(empty + at % PLACES * 8);
     };
     // Converts scores to softmax weights.
-    auto soften = [&](u32 tile) {
+    auto softmax_weights = [&](u32 tile) {
         u32 tile_start = item.keys_from + tile * TILE;
         if (tile_start + TILE - 1 > first_of_warp) {
 #pragma unroll
@@ -211,7 +211,7 @@ attend_on_hopper(
     score(0);
     wait_for_products<0>();
     let_go(0);
-    soften(0);
+    softmax_weights(0);
     pack();
     bool adds = false;
     for (u32 tile = 0; tile + 1 < tile_count; tile++) {
@@ -225,10 +225,10 @@ attend_on_hopper(
             let_go(tile * 2 + 1);
             end_segment(tile < SEGMENT_TILES);
             begin_segment();
-            soften(tile + 1);
+            softmax_weights(tile + 1);
             adds = false;
         } else {
-            soften(tile + 1);
+            softmax_weights(tile + 1);
             wait_for_products<0>();
             let_go(tile * 2 + 1);
             correct();
@@ -283,24 +283,24 @@ attend_few_on_hopper(
             prepare(full + place * 8, 1);
             prepare(empty + place * 8, 4);
         }
-        show_barriers();
+        publish_barriers();
     }
     __syncthreads();
-    let_the_next_kernel_begin();
+    launch_next_kernel();
     u32 jobs = *item_count * KV_HEADS;
     if (threadIdx.x >= 128) {
         Copies copies = {&map, pages.table, pages.row_entries, layer * KV_HEADS * 2, tiles_at, full, empty, FEW_PLACES, 0};
         for (u32 job = blockIdx.x; job < jobs; job += gridDim.x) send<true>(copies, items[job / KV_HEADS], job % KV_HEADS);
         return;
     }
-    after_the_kernel_before();
+    wait_for_previous_kernel();
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, taken = 0;
     float scale = score_scale();
     const int BLOCKS = DEPTH / 8 / 4;
     for (u32 job = blockIdx.x; job < jobs; job += gridDim.x) {
         Item item = items[job / KV_HEADS];
         u32 kv_head = job % KV_HEADS;
-        bring_queries<FEW_ROWS, 128>(queries_at, qkv, item, kv_head);
+        load_queries<FEW_ROWS, 128>(queries_at, qkv, item, kv_head);
         end_group();
         wait_for_groups<0>();
         meet();
@@ -320,7 +320,7 @@ attend_few_on_hopper(
             if (lane == 0) arrive(empty + place * 8);
             few.mask(scores, tile_start, highest_of);
             meet();
-            few.soften(scores, scale, highest_of, weights_at);
+            few.softmax_weights(scores, scale, highest_of, weights_at);
             meet();
             place = taken % FEW_PLACES;
             u32 values_at = tiles_at + place * TILE_BYTES;
@@ -343,7 +343,7 @@ attend_few_on_hopper(
             }
             if (lane == 0) arrive(empty + place * 8);
         }
-        few.tell_sums(sum_of);
+        few.publish_sums(sum_of);
         meet();
         few.put(item, kv_head, sum_of, found_out, partials);
     }

@@ -25,7 +25,7 @@ __device__ __forceinline__ void arrive_and_expect(u32 barrier, u32 bytes) {
 }
 // Makes the barriers that this thread has initialised visible to the copy engine and to other
 // blocks of the cluster.
-__device__ __forceinline__ void show_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 // Writes 16 bytes of zeros to shared memory.
 __device__ __forceinline__ void put_zeros(u32 address) {
@@ -33,7 +33,7 @@ __device__ __forceinline__ void put_zeros(u32 address) {
 }
 // Orders this thread's writes to shared memory before later reads by products and later writes by
 // the copy engine.
-__device__ __forceinline__ void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void publish_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Waits at a barrier for some of the block's warps. Barrier 0 is that of all threads.
 template <int BARRIER, int MEETING>
@@ -43,7 +43,7 @@ __device__ __forceinline__ void meet() {
 
 // Sets the number of registers of each thread of a warp group, as an upper or a lower bound.
 template <int REGISTERS>
-__device__ __forceinline__ void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
+__device__ __forceinline__ void set_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
 template <int REGISTERS>
 __device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
 

@@ -28,7 +28,7 @@ extern "C" __global__ void take_in(
 // no other start before it has ended. Later kernels need not wait for anything that existed before
 // it, such as lists or pages of earlier steps.
 extern "C" __global__ void embed(const u16 *embeddings, const Token *tokens, u16 *x) {
-    after_the_kernel_before();
+    wait_for_previous_kernel();
     const uint4 *from = (const uint4 *)(embeddings + (u64)tokens[blockIdx.x].token * DIM);
     uint4 *to = (uint4 *)(x + (u64)blockIdx.x * DIM);
     for (u32 at = threadIdx.x; at < DIM / 8; at += blockDim.x) to[at] = from[at];
@@ -61,11 +61,11 @@ __device__ __forceinline__ void for_eights(Each each) {
 // `rows` selects tokens.
 extern "C" __global__ void __launch_bounds__(NORM_THREADS)
 add_norm(u16 *x, const u16 *y, const u16 *weights, u16 *out, const u32 *rows, float epsilon) {
-    let_the_next_kernel_begin();
+    launch_next_kernel();
     __shared__ float sums[NORM_THREADS / 32];
     uint4 by[EIGHTS], numbers[EIGHTS], added[EIGHTS];
     for_eights([&](u32 n, u32 at) { by[n] = ((const uint4 *)weights)[at]; });
-    after_the_kernel_before();
+    wait_for_previous_kernel();
     u64 token = rows ? rows[blockIdx.x] : blockIdx.x;
     uint4 *place = (uint4 *)(x + token * DIM);
     for_eights([&](u32 n, u32 at) {
@@ -105,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(256)
 turn_and_keep(
     u16 *qkv, const u16 *bias, const Token *tokens, const float *cosines, const float *sines,
     u8 *kv, u64 page_bytes, u64 layer_offset, u32 token_count) {
-    let_the_next_kernel_begin();
+    launch_next_kernel();
     const u32 HALF = HEAD_DIM / 2, PAIRS = HALF / 2, HEADS = KV_HEADS * (GROUP + 2);
     const u32 KEYS_FROM = KV_HEADS * GROUP, VALUES_FROM = KEYS_FROM + KV_HEADS;
     u64 index = (u64)blockIdx.x * 256 + threadIdx.x;
@@ -120,7 +120,7 @@ turn_and_keep(
         cosine = *(const float2 *)(cosines + (u64)position * HALF + at);
         sine = *(const float2 *)(sines + (u64)position * HALF + at);
     }
-    after_the_kernel_before();
+    wait_for_previous_kernel();
     u16 *numbers = qkv + ((u64)token * HEADS + head) * HEAD_DIM;
     u32 first = *(u32 *)(numbers + at), second = *(u32 *)(numbers + at + HALF);
     float a0 = low(first), a1 = high(first), b0 = low(second), b1 = high(second);

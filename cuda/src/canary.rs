@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_page_in_so_many_is_compared_however_copies_are_cut() {
+    fn samples_at_the_configured_interval_across_copies() {
         let mut sampler = Sampler::new(CanaryConfig { one_page_in: 4 });
         let sampled: Vec<_> = [1, 2, 6, 3, 0, 9].map(|pages| sampler.next(pages)).into();
         assert_eq!(sampled, [vec![0], vec![], vec![1, 5], vec![], vec![], vec![0, 4, 8]]);
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checksum_tells_bytes_and_places_apart() {
+    fn checksum_depends_on_bytes_and_places() {
         let page: Vec<u8> = (0..1001_u32).map(|at| (at * 7 % 251) as u8).collect();
         let sum = checksum(&page);
         for at in [0, 7, 8, 500, 999, 1000] {

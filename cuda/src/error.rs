@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_say_what_there_is_and_what_to_do() {
+    fn errors_state_the_value_and_the_remedy() {
         let memory = CudaError::OutOfDeviceMemory {
             pages: 100_000,
             page_bytes: 2 << 20,

@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_pages_come_in_few_groups_and_many_in_pieces_for_copy_engines() {
+    fn groups_depend_on_the_number_of_pages() {
         // 64 KiB per layer, 2 MiB per page.
         let layout = KvLayout::keys_and_values(KvType::Bf16, 32, 8, 128).pages(16).unwrap();
         let of = |pages| groups(&layout, CopyDirection::LoadBack, pages);
@@ -91,14 +91,14 @@ mod tests {
     }
 
     #[test]
-    fn small_pages_come_layer_by_layer() {
+    fn small_pages_arrive_layer_by_layer() {
         // 4 KiB per layer, 64 KiB per page.
         let layout = KvLayout::keys_and_values(KvType::Bf16, 16, 1, 64).pages(16).unwrap();
         assert_eq!(groups(&layout, CopyDirection::LoadBack, 10_000).len(), 16);
     }
 
     #[test]
-    fn a_layer_in_several_slabs_has_a_part_of_each() {
+    fn layer_in_several_slabs_has_a_part_of_each() {
         let slab =
             |layers, dtype, elements| Slab { layers, dtype, form: KvForm::Vector { elements } };
         let layout = KvLayout {

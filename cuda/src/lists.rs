@@ -113,7 +113,7 @@ mod tests {
     use crate::fake::FakeDriver;
 
     #[test]
-    fn places_are_used_round_and_round() {
+    fn places_are_reused_in_a_ring() {
         let driver: Arc<dyn Driver> = Arc::new(FakeDriver::new(1 << 20, 1));
         let mut lists = Lists::new(&driver, 10).unwrap();
         assert_eq!((lists.take(11), lists.take(6)), (None, Some(0..6)));
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_and_lies_where_the_device_looks() {
+    fn written_places_are_visible_to_the_device() {
         let driver: Arc<dyn Driver> = Arc::new(FakeDriver::new(1 << 20, 1));
         let mut lists = Lists::new(&driver, 4).unwrap();
         let (one, two) = (DeviceAddress(u64::MAX - 1), DeviceAddress(7));

@@ -181,7 +181,7 @@ mod tests {
     use crate::fake::FakeDriver;
 
     #[test]
-    fn a_layer_is_waited_for_with_its_group_and_no_other() {
+    fn wait_for_a_layer_waits_for_its_group_only() {
         let fake = FakeDriver::new(1 << 20, 1);
         let driver: Arc<dyn Driver> = Arc::new(fake.clone());
         let (events, memory) = (EventPool::new(&driver), Allocation::new(&driver, 64).unwrap());

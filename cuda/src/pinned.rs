@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn no_call_pins_more_than_a_chunk_and_the_device_sees_one_piece() {
+    fn pins_in_chunks_with_contiguous_device_addresses() {
         const CHUNK: usize = 40_000;
         let (fake, driver) = driver();
         let arena = Arena::with_headroom(50, 4096).unwrap();
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_pinned_is_let_go_if_the_rest_cannot_be() {
+    fn failed_pin_releases_pinned_chunks() {
         let (fake, driver) = driver();
         fake.limit_pinned(100_000);
         let arena = Arena::with_headroom(50, 4096).unwrap();

@@ -39,14 +39,14 @@ mod tests {
     }
 
     #[test]
-    fn small_copies_are_handed_over_at_once() {
+    fn small_copy_is_one_portion() {
         assert_eq!(sizes(1, 4096), [1]);
         assert_eq!(sizes(768, 4096), [768]);
         assert_eq!(sizes(1000, 2 << 20), [512, 488]);
     }
 
     #[test]
-    fn portions_grow_while_there_is_much_to_do_and_shrink_before_the_end() {
+    fn portions_grow_and_shrink_before_the_end() {
         assert_eq!(
             sizes(1 << 19, 4096),
             [
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn every_page_is_in_one_portion() {
+    fn portions_cover_every_page_once() {
         for pages in [1, 511, 769, 1 << 12, 12_345, 1 << 17] {
             for bytes in [1, 4096, 1 << 20] {
                 let portions = portions(pages, bytes);

@@ -24,7 +24,7 @@ fn assert_compiles(name: &str, source: &str, options: &[String]) {
 /// Kernels that are compiled separately. All others are parts of the model's source.
 #[test]
 #[ignore = "needs NVRTC: scripts/test-cuda installs it"]
-fn every_kernel_can_be_compiled() {
+fn every_kernel_compiles() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
     let headers = std::env::var(HEADERS_VARIABLE);
     let options: Vec<String> =
@@ -47,7 +47,7 @@ fn every_kernel_can_be_compiled() {
 
 #[test]
 #[ignore = "needs NVRTC: scripts/test-cuda installs it"]
-fn the_kernels_of_models_of_many_shapes_can_be_compiled() {
+fn model_kernels_compile_for_many_shapes() {
     // Elements of a head, heads, KV heads, and tokens of a page: usual values, those with Hopper
     // kernels, and unusual ones.
     let sizes = [(128, 28, 4, 64), (64, 14, 2, 16), (16, 4, 4, 1), (96, 32, 32, 8)];
@@ -73,7 +73,7 @@ fn the_kernels_of_models_of_many_shapes_can_be_compiled() {
 
 #[test]
 #[ignore = "needs NVRTC: scripts/test-cuda installs it"]
-fn what_the_compiler_says_of_a_mistake_is_told() {
+fn compile_error_includes_the_log() {
     let source = "extern \"C\" __global__ void wrong() { int x = nobody; }";
     let error = nvrtc::compile("wrong.cu", source, 90, &[]).unwrap_err();
     let CudaError::Compile { .. } = &error else { panic!("{error}") };
@@ -84,7 +84,7 @@ fn what_the_compiler_says_of_a_mistake_is_told() {
 
 /// Without a driver, a program with this crate starts and reports what is missing.
 #[test]
-fn without_a_gpu_the_error_says_what_to_do() {
+fn error_without_a_gpu_states_the_remedy() {
     match terrace_cuda::Context::open(u32::MAX) {
         Ok(context) => panic!("there is no GPU with that number: {context:?}"),
         Err(CudaError::NoDriver | CudaError::NoGpu | CudaError::DriverTooOld { .. }) => {}

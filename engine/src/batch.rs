@@ -177,7 +177,7 @@ impl Batch {
     }
 
     /// Returns the row changes without the spans.
-    pub(crate) fn told(&self) -> Batch {
+    pub(crate) fn row_changes(&self) -> Batch {
         Batch {
             went: self.went.clone(),
             came: self.came.clone(),
@@ -188,16 +188,16 @@ impl Batch {
     }
 
     /// Prepends the row changes of a batch that could not be launched.
-    pub(crate) fn tell_first(&mut self, mut untold: Batch) {
+    pub(crate) fn prepend_rows(&mut self, mut earlier: Batch) {
         // Departures come before arrivals: a sequence that arrived and left in between is dropped.
-        untold.came.retain(|came| !self.went.contains(&came.slot));
-        untold.went.append(&mut self.went);
-        untold.came.append(&mut self.came);
+        earlier.came.retain(|came| !self.went.contains(&came.slot));
+        earlier.went.append(&mut self.went);
+        earlier.came.append(&mut self.came);
         for (slot, first_entry, pages) in self.changes() {
-            untold.add_change(slot, first_entry, pages);
+            earlier.add_change(slot, first_entry, pages);
         }
-        (self.went, self.came) = (untold.went, untold.came);
-        (self.changes, self.pages) = (untold.changes, untold.pages);
+        (self.went, self.came) = (earlier.went, earlier.came);
+        (self.changes, self.pages) = (earlier.changes, earlier.pages);
     }
 
     /// Iterates over the changed page-table entries.
@@ -313,19 +313,19 @@ mod tests {
     }
 
     #[test]
-    fn what_no_model_has_taken_in_is_told_first() {
+    fn prepends_row_changes_of_a_failed_launch() {
         let pages = Cache::new(&CacheConfig::default()).take_device_pages(4).unwrap();
         let pages = pages.as_slice();
-        let mut untold = Batch { went: vec![Slot(3)], ..Batch::default() };
-        untold.came = vec![arrival(0, 10), arrival(1, 11)];
-        untold.add_change(Slot(0), 0, &pages[..2]);
-        untold.add_change(Slot(1), 0, &pages[2..3]);
+        let mut earlier = Batch { went: vec![Slot(3)], ..Batch::default() };
+        earlier.came = vec![arrival(0, 10), arrival(1, 11)];
+        earlier.add_change(Slot(0), 0, &pages[..2]);
+        earlier.add_change(Slot(1), 0, &pages[2..3]);
         let mut batch = Batch { tokens: vec![7], went: vec![Slot(1)], ..Batch::default() };
         batch.came = vec![arrival(1, 12)];
         batch.add_change(Slot(1), 0, &pages[3..]);
         batch.add_change(Slot(0), 1, &pages[3..]);
 
-        batch.tell_first(untold.told());
+        batch.prepend_rows(earlier.row_changes());
         assert_eq!(batch.went, [Slot(3), Slot(1)]);
         let came: Vec<_> = batch.came.iter().map(|came| (came.slot, came.produced[0])).collect();
         assert_eq!(came, [(Slot(0), 10), (Slot(1), 12)], "who has gone meanwhile never came");

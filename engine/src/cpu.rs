@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_waits_for_its_fence() {
+    fn copy_waits_for_its_fence() {
         let device = device();
         let (pages, fence) = (pages(1), CpuFence::default());
         let (copy, done) = job(CopyDirection::WriteBack, &pages, Some(&fence));
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_go_to_host_and_back() {
+    fn round_trip_through_host_keeps_bytes() {
         let device = device();
         let pages = pages(3);
         let slots: Vec<_> = pages.0.as_slice().iter().map(|page| page.slot()).collect();
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_of_a_page_in_use_fails() {
+    fn copy_of_a_page_in_use_fails() {
         let device = device();
         let pages = pages(1);
         let _in_use = device.host().unwrap().target(pages.1.as_slice()[0].slot()).unwrap();
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_load_back_does_not_queue_behind_write_backs() {
+    fn load_back_does_not_queue_behind_write_backs() {
         let device = device();
         let (pages, fence) = (pages(2), CpuFence::default());
         let (held_up, held) = job(CopyDirection::WriteBack, &pages, Some(&fence));
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_that_is_called_off_before_it_begins_touches_nothing() {
+    fn cancelled_copy_that_has_not_started_touches_no_page() {
         let device = device();
         let (pages, fence) = (pages(1), CpuFence::default());
         device.host().unwrap().target(pages.1.as_slice()[0].slot()).unwrap().fill(9);
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn a_load_back_tells_of_every_layer() {
+    fn load_back_reports_every_layer() {
         let device = device();
         let pages = pages(2);
         for (page, byte) in pages.1.as_slice().iter().zip(1..) {
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_has_the_pages_that_it_writes_to_itself() {
+    fn step_borrows_written_pages_exclusively() {
         let memory = CpuMemory::new(8, 4096).unwrap();
         let pages = pages(3).0;
         let mut table = PageTable::new(1, PAGE_SIZE);

@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layers_are_waited_for_one_by_one() {
+    fn waits_for_each_layer() {
         let progress = CopyProgress::new(OpId(1));
         progress.arrive(2);
         progress.arrive(1);
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_are_waited_for_until_there_are_any_or_never_will_be() {
+    fn waits_for_marks_until_the_copy_starts_or_ends() {
         let marked = CopyProgress::new(OpId(1));
         let waits = std::thread::spawn({
             let marked = marked.clone();
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_for_a_layer_hears_of_the_end() {
+    fn wait_for_a_layer_ends_with_the_copy() {
         let failed = Err(CopyError::Failed("no".to_owned()));
         for (end, expected) in [(Ok(()), Ok(())), (failed.clone(), failed)] {
             let progress = CopyProgress::new(OpId(1));

@@ -18,10 +18,10 @@ use crate::call_off::CallOff;
 use crate::device::{CopyError, CopyJob, CopyProgress, Device};
 use crate::engine::{Drained, StartError, SubmitError};
 use crate::generation::{EndReason, Generate, Generation, Sibling};
-use crate::happening::{Happening, Happenings, WeightsChange};
 use crate::histogram::TimeHistogram;
 use crate::kv_feed::KvFeeds;
 use crate::live::Live;
+use crate::message::{DriverMessage, DriverSender, WeightsChange};
 use crate::model::{Model, StepLimits, WeightsError};
 use crate::stepper::{StepJob, Stepper};
 use crate::transfers::Transfers;
@@ -48,10 +48,10 @@ pub(crate) struct Driver<D: Device> {
     copies: BTreeMap<OpId, CopyProgress>,
     /// The copies among them that steps wait for.
     awaited: Vec<CopyProgress>,
-    happenings: Happenings,
+    messages: DriverSender,
     live: BTreeMap<RequestId, Live>,
     /// Requests with unsent updates.
-    untold: Vec<RequestId>,
+    unsent: Vec<RequestId>,
     history: History,
     next_request: u64,
     positions_max: u32,
@@ -118,7 +118,7 @@ impl<D: Device> Driver<D> {
         device: Arc<D>,
         store: Option<Arc<dyn Store>>,
         witnesses: Vec<Box<dyn Witness>>,
-        happenings: Happenings,
+        messages: DriverSender,
     ) -> Result<Self, StartError>
     where
         M: Model<Memory = D::Memory, Fence = D::Fence>,
@@ -162,12 +162,12 @@ impl<D: Device> Driver<D> {
             namespace: scheduler.namespace_of("", ""),
             scheduler,
             plan: Plan::default(),
-            stepper: Stepper::spawn(model, happenings.clone())?,
+            stepper: Stepper::spawn(model, messages.clone())?,
             device,
             transfers,
-            happenings,
+            messages,
             live: BTreeMap::new(),
-            untold: Vec::new(),
+            unsent: Vec::new(),
             history: History::default(),
             next_request: 0,
             positions_max,
@@ -204,21 +204,21 @@ impl<D: Device> Driver<D> {
     }
 
     /// Runs until a shutdown is complete or the device has failed permanently.
-    pub(crate) async fn run(mut self, mut happened: mpsc::UnboundedReceiver<Happening>) {
+    pub(crate) async fn run(mut self, mut received: mpsc::UnboundedReceiver<DriverMessage>) {
         loop {
-            let happening = match self.wake_at() {
-                Some(at) => tokio::time::timeout_at(at.into(), happened.recv()).await.ok(),
-                None => Some(happened.recv().await),
+            let message = match self.wake_at() {
+                Some(at) => tokio::time::timeout_at(at.into(), received.recv()).await.ok(),
+                None => Some(received.recv().await),
             };
             if self.steps_in_flight == 0 {
                 self.could_begin_at = Instant::now();
             }
-            if let Some(happening) = happening.flatten() {
-                self.happen(happening);
+            if let Some(message) = message.flatten() {
+                self.handle(message);
             }
             for _ in 0..BURST_MAX {
-                let Ok(happening) = happened.try_recv() else { break };
-                self.happen(happening);
+                let Ok(message) = received.try_recv() else { break };
+                self.handle(message);
             }
             self.check_step_timeout();
             if self.failure.get().is_some() {
@@ -235,7 +235,7 @@ impl<D: Device> Driver<D> {
                 }
                 Some(_) => {}
             }
-            self.tell_askers();
+            self.flush_updates();
             if let Some(closing) = self.take_closing_if_drained() {
                 return self.close(closing, EndReason::Aborted).await;
             }
@@ -265,46 +265,46 @@ impl<D: Device> Driver<D> {
 
     // ---- input ----
 
-    fn happen(&mut self, happening: Happening) {
-        match happening {
-            Happening::Submit { generate, siblings, reply } => {
+    fn handle(&mut self, message: DriverMessage) {
+        match message {
+            DriverMessage::Submit { generate, siblings, reply } => {
                 let taken = self.submit(*generate, siblings);
                 // If the caller is gone, dropping the answers cancels their requests.
                 drop(reply.send(taken));
             }
-            Happening::Abort(request) => self.abort(request),
-            Happening::Finish(request) => {
+            DriverMessage::Abort(request) => self.abort(request),
+            DriverMessage::Finish(request) => {
                 if let Some(live) = self.live.get_mut(&request) {
                     live.finish();
                 }
             }
-            Happening::StepEnded(job) => self.step_ended(job),
-            Happening::Operation { op, outcome } => self.operation_ended(op, outcome),
-            Happening::Figures(reply) => drop(reply.send(self.figures())),
-            Happening::View { salts, nodes_max, reply } => {
+            DriverMessage::StepEnded(job) => self.step_ended(job),
+            DriverMessage::Operation { op, outcome } => self.operation_ended(op, outcome),
+            DriverMessage::Figures(reply) => drop(reply.send(self.figures())),
+            DriverMessage::View { salts, nodes_max, reply } => {
                 drop(reply.send(self.view(&salts, nodes_max)));
             }
-            Happening::Namespaces { salts, reply } => drop(reply.send(self.namespaces(&salts))),
-            Happening::ClearCache(reply) => {
+            DriverMessage::Namespaces { salts, reply } => drop(reply.send(self.namespaces(&salts))),
+            DriverMessage::ClearCache(reply) => {
                 let now = self.now();
                 let _ = reply.send(self.scheduler.clear_cache(now));
             }
-            Happening::CheckDevice(reply) => {
+            DriverMessage::CheckDevice(reply) => {
                 if self.steps_in_flight == 0 {
                     self.check_device();
                 }
                 let _ = reply.send(());
             }
-            Happening::ReplaceWeights(change) => self.weights_changes.push_back(change),
-            Happening::WeightsReplaced(result) => self.weights_replaced(result),
-            Happening::FollowKv { batches_max, reply } => {
+            DriverMessage::ReplaceWeights(change) => self.weights_changes.push_back(change),
+            DriverMessage::WeightsReplaced(result) => self.weights_replaced(result),
+            DriverMessage::FollowKv { batches_max, reply } => {
                 // The snapshot follows with the next plan.
-                let feed = self.kv_feeds.open(batches_max, self.happenings.clone());
+                let feed = self.kv_feeds.open(batches_max, self.messages.clone());
                 drop(reply.send(feed));
             }
             // A plan follows every message and sends the snapshot.
-            Happening::KvFeedHasRoom => {}
-            Happening::Shutdown { patience, reply } => self.begin_to_close(patience, reply),
+            DriverMessage::KvFeedHasRoom => {}
+            DriverMessage::Shutdown { patience, reply } => self.begin_to_close(patience, reply),
         }
     }
 
@@ -403,7 +403,7 @@ impl<D: Device> Driver<D> {
         let taken = answers.into_iter().map(|(live, updates)| {
             let id = live.view.id;
             self.live.insert(id, live);
-            Generation::new(id, updates, self.happenings.clone())
+            Generation::new(id, updates, self.messages.clone())
         });
         Ok(taken.collect())
     }
@@ -415,7 +415,7 @@ impl<D: Device> Driver<D> {
     }
 
     fn weights_replaced(&mut self, result: Result<String, WeightsError>) {
-        let change = self.weights_changes.pop_front().expect("somebody has asked for it");
+        let change = self.weights_changes.pop_front().expect("a change is pending");
         let result = result.map(|fingerprint| {
             let now = self.now();
             self.scheduler.replace_weights(now, &fingerprint).expect("no step is in flight");
@@ -450,7 +450,7 @@ impl<D: Device> Driver<D> {
         self.steps.busy_us += job.ended_at.duration_since(could_begin_at).as_micros() as u64;
         self.steps.model_us += job.model_time.as_micros() as u64;
         match &job.result {
-            Ok(()) => self.tokens_came(&mut job, now),
+            Ok(()) => self.tokens_produced(&mut job, now),
             Err(error) => {
                 tracing::error!("{error}");
                 self.steps.failed += 1;
@@ -465,7 +465,7 @@ impl<D: Device> Driver<D> {
     }
 
     /// Reports the tokens of a step to the scheduler and queues the updates of their requests.
-    fn tokens_came(&mut self, job: &mut StepJob, now: Time) {
+    fn tokens_produced(&mut self, job: &mut StepJob, now: Time) {
         let StepJob { step, batch, requests, outputs, checksums, .. } = job;
         for ((wanted, &request), output) in
             batch.wanted.iter().zip(&*requests).zip(outputs.iter_mut())
@@ -497,7 +497,7 @@ impl<D: Device> Driver<D> {
                         live.start(self.scheduler.hits(request).unwrap_or_default());
                     }
                     live.produce(chosen, checksum);
-                    self.untold.push(request);
+                    self.unsent.push(request);
                 }
                 Some(_) | None => live.call_off(),
             }
@@ -505,10 +505,10 @@ impl<D: Device> Driver<D> {
     }
 
     /// Sends queued updates. Requests that have ended in between have sent theirs.
-    fn tell_askers(&mut self) {
-        for request in self.untold.drain(..) {
+    fn flush_updates(&mut self) {
+        for request in self.unsent.drain(..) {
             if let Some(live) = self.live.get_mut(&request) {
-                live.tell_asker();
+                live.send_updates();
             }
         }
     }
@@ -521,7 +521,9 @@ impl<D: Device> Driver<D> {
         self.scheduler.plan_into(now, &mut plan);
         for ended in &plan.ended {
             if let Some(slot) = self.live.get(&ended.request).and_then(|live| live.slot)
-                && self.rows[slot.0 as usize].take_if(|who| *who == ended.request).is_some()
+                && self.rows[slot.0 as usize]
+                    .take_if(|request_of_row| *request_of_row == ended.request)
+                    .is_some()
             {
                 self.went.push(slot);
             }
@@ -537,7 +539,7 @@ impl<D: Device> Driver<D> {
             let transfers = self.transfers.as_ref().expect("L3 is planned only where there is one");
             let mut prefixes = Vec::with_capacity(plan.l3_host_pages(op).len());
             self.scheduler.l3_digests(op.op, &mut prefixes);
-            let call_off = transfers.start(&plan, op, self.namespace, prefixes, &self.happenings);
+            let call_off = transfers.start(&plan, op, self.namespace, prefixes, &self.messages);
             self.l3_operations.insert(op.op, call_off);
         }
         for op in &plan.cancelled {
@@ -559,12 +561,12 @@ impl<D: Device> Driver<D> {
                 self.history.add(live.end(EndReason::of(ended)));
             }
         }
-        self.kv_feeds.tell(&mut self.scheduler);
+        self.kv_feeds.publish(&mut self.scheduler);
         self.plan = plan;
     }
 
     fn start_copy(&mut self, plan: &Plan, copy: &Copy) {
-        let (op, happenings) = (copy.op, self.happenings.clone());
+        let (op, messages) = (copy.op, self.messages.clone());
         let progress = CopyProgress::new(op);
         self.copies.insert(op, progress.clone());
         let ended = progress.clone();
@@ -587,7 +589,7 @@ impl<D: Device> Driver<D> {
                 };
                 // Sent before waiters wake, so that a step that waited for the copy is reported
                 // after it.
-                happenings.send(Happening::Operation { op, outcome });
+                messages.send(DriverMessage::Operation { op, outcome });
                 ended.end(copied);
             }),
         });
@@ -633,7 +635,7 @@ impl<D: Device> Driver<D> {
     fn output_of(&self, behind: Option<StepId>, row: u32) -> usize {
         assert_eq!(self.last_started, behind, "only the step before is awaited");
         let output = self.outputs_wanted.binary_search(&(row as usize));
-        output.expect("whoever is awaited was to choose a token")
+        output.expect("an awaited step chooses a token")
     }
 
     /// Adds the span of a request. `awaited` is the output of the previous step that supplies its
@@ -648,12 +650,14 @@ impl<D: Device> Driver<D> {
         awaited: Option<usize>,
     ) {
         let (batch, requests) = job.parts();
-        let live = self.live.get_mut(&request).expect("whoever computes is alive");
-        let all = self.scheduler.tokens(request).expect("whoever computes is alive");
+        let live = self.live.get_mut(&request).expect("a computing request is live");
+        let all = self.scheduler.tokens(request).expect("a computing request is live");
         if self.rows[slot.0 as usize].replace(request) != Some(request) {
             // The model's state of the request's former row is outdated.
             if let Some(before) = live.slot.replace(slot).filter(|before| *before != slot)
-                && self.rows[before.0 as usize].take_if(|who| *who == request).is_some()
+                && self.rows[before.0 as usize]
+                    .take_if(|request_of_row| *request_of_row == request)
+                    .is_some()
             {
                 batch.went.push(before);
             }

@@ -10,9 +10,9 @@ use tokio::sync::oneshot;
 use crate::device::Device;
 use crate::driver::Driver;
 use crate::generation::{Generate, Generation, Sibling};
-use crate::happening::{Happening, Happenings, WeightsChange};
 use crate::kv_feed::KvFeed;
 use crate::layout::LayoutError;
+use crate::message::{DriverMessage, DriverSender, WeightsChange};
 use crate::model::{Model, ModelError, NewWeights, WeightsError};
 use crate::view::{Figures, View};
 
@@ -20,7 +20,7 @@ use crate::view::{Figures, View};
 /// is dropped.
 #[derive(Clone, Debug)]
 pub struct Engine {
-    happenings: Happenings,
+    messages: DriverSender,
     failure: Arc<OnceLock<String>>,
 }
 
@@ -61,11 +61,11 @@ impl Engine {
         D: Device,
         M: Model<Memory = D::Memory, Fence = D::Fence>,
     {
-        let (happenings, happened) = Happenings::channel();
-        let driver = Driver::new(config, model, device, store, witnesses, happenings.clone())?;
+        let (messages, happened) = DriverSender::channel();
+        let driver = Driver::new(config, model, device, store, witnesses, messages.clone())?;
         let failure = driver.failure();
         tokio::spawn(driver.run(happened));
-        Ok(Self { happenings, failure })
+        Ok(Self { messages, failure })
     }
 
     /// Submits a request.
@@ -92,26 +92,26 @@ impl Engine {
         siblings: Vec<Sibling>,
     ) -> Result<Vec<Generation>, SubmitError> {
         let generate = Box::new(generate);
-        self.ask(|reply| Happening::Submit { generate, siblings, reply })
+        self.ask(|reply| DriverMessage::Submit { generate, siblings, reply })
             .await
             .unwrap_or(Err(SubmitError::ShuttingDown))
     }
 
     /// Returns the figures; none once the engine has ended.
     pub async fn figures(&self) -> Option<Figures> {
-        self.ask(Happening::Figures).await
+        self.ask(DriverMessage::Figures).await
     }
 
     /// Returns the complete view, with at most `nodes_max` nodes of the cache tree of the given
     /// salts; none once the engine has ended.
     pub async fn view(&self, salts: Vec<String>, nodes_max: usize) -> Option<View> {
-        self.ask(|reply| Happening::View { salts, nodes_max, reply }).await
+        self.ask(|reply| DriverMessage::View { salts, nodes_max, reply }).await
     }
 
     /// Evicts all unused device and host pages, and returns how many; none once the engine has
     /// ended. L3 is not changed.
     pub async fn clear_cache(&self) -> Option<Freed> {
-        self.ask(Happening::ClearCache).await
+        self.ask(DriverMessage::ClearCache).await
     }
 
     /// Replaces the weights from the next step on. The meaning of `weights` depends on the model
@@ -121,9 +121,11 @@ impl Engine {
     /// # Errors
     /// Returns the reason for which the engine keeps its weights.
     pub async fn replace_weights(&self, weights: NewWeights) -> Result<(), WeightsError> {
-        self.ask(|reply| Happening::ReplaceWeights(WeightsChange { weights: Some(weights), reply }))
-            .await
-            .unwrap_or(Err(WeightsError::Ended))
+        self.ask(|reply| {
+            DriverMessage::ReplaceWeights(WeightsChange { weights: Some(weights), reply })
+        })
+        .await
+        .unwrap_or(Err(WeightsError::Ended))
     }
 
     /// Subscribes to changes of the cache content by tier, for routers. At most `batches_max`
@@ -133,25 +135,25 @@ impl Engine {
     /// Events are recorded while there is a subscriber. A batch above `cache.kv_event_keys_max`
     /// keys is replaced by a snapshot.
     pub async fn kv_events(&self, batches_max: usize) -> Option<KvFeed> {
-        self.ask(|reply| Happening::FollowKv { batches_max, reply }).await
+        self.ask(|reply| DriverMessage::FollowKv { batches_max, reply }).await
     }
 
     /// Returns the namespaces that KV events use for requests with these salts; none once the
     /// engine has ended.
     pub async fn namespaces(&self, salts: Vec<String>) -> Option<Vec<PageKey>> {
-        self.ask(|reply| Happening::Namespaces { salts, reply }).await
+        self.ask(|reply| DriverMessage::Namespaces { salts, reply }).await
     }
 
     /// Shuts the engine down: refuses new requests, lets running requests finish for at most
     /// `patience`, completes writes to L3, and shuts the store down.
     pub async fn shutdown(&self, patience: Duration) -> Drained {
-        self.ask(|reply| Happening::Shutdown { patience, reply }).await.unwrap_or_default()
+        self.ask(|reply| DriverMessage::Shutdown { patience, reply }).await.unwrap_or_default()
     }
 
     /// Waits until the engine has ended: after a shutdown, a device failure
     /// ([`failure`](Self::failure)) or a panic.
     pub async fn ended(&self) {
-        self.happenings.closed().await;
+        self.messages.closed().await;
     }
 
     /// Returns the reason for which the device is lost, if it has failed permanently. The engine
@@ -164,12 +166,15 @@ impl Engine {
     /// Checks the device, and returns when [`failure`](Self::failure) is up to date. With steps in
     /// flight it returns at once: their results show a failure.
     pub async fn check_device(&self) {
-        let _ = self.ask(Happening::CheckDevice).await;
+        let _ = self.ask(DriverMessage::CheckDevice).await;
     }
 
-    async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Happening) -> Option<T> {
+    async fn ask<T>(
+        &self,
+        question: impl FnOnce(oneshot::Sender<T>) -> DriverMessage,
+    ) -> Option<T> {
         let (reply, answer) = oneshot::channel();
-        self.happenings.send(question(reply));
+        self.messages.send(question(reply));
         answer.await.ok()
     }
 }

@@ -284,7 +284,7 @@ mod tests {
     use crate::layout::KvType;
     use crate::sampling::grammar::Constraint;
     use crate::sampling::grammar::tests::Only;
-    use crate::sampling::shaping::{GoesOn, Shaping};
+    use crate::sampling::shaping::{Continuation, Shaping};
     use crate::sampling::{Choosing, Sampling};
 
     const VOCABULARY: usize = 10;
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_goes_on_with_what_the_one_before_chooses() {
+    fn step_starts_from_the_token_of_the_previous_step() {
         let (mut model, words) = model();
         let first = model.launch(&first_batch(&[(0, 1), (1, 5)])).unwrap();
         // Both steps are launched before any is computed: the model waits for a message.
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_is_computed_before_its_grammar_has_seen_the_token_before() {
+    fn step_is_computed_before_its_grammar_consumes_the_previous_token() {
         let (mut model, words) = model();
         let text = vec![3, 8];
         let constraint = Constraint::new(Box::new(Only { text, end: 1, at: 0 }));
@@ -421,12 +421,12 @@ mod tests {
         words.send(Ok(())).unwrap();
         drop(constraint);
         let outputs = third.finish().result.unwrap();
-        let goes_on = &outputs[0].chosen.as_ref().unwrap().goes_on;
-        assert!(matches!(goes_on, GoesOn::Failed(_)), "{goes_on:?}");
+        let continuation = &outputs[0].chosen.as_ref().unwrap().continuation;
+        assert!(matches!(continuation, Continuation::Failed(_)), "{continuation:?}");
     }
 
     #[test]
-    fn a_step_that_fails_takes_along_the_one_that_awaits_it() {
+    fn failed_step_fails_the_step_that_awaits_it() {
         let (mut model, words) = model();
         let first = model.launch(&first_batch(&[(0, 1)])).unwrap();
         let second = model.launch(&batch(&[(0, Err(0))])).unwrap();
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_that_has_ended_can_be_used_again() {
+    fn batch_of_an_ended_step_is_reusable() {
         let (mut model, words) = model();
         words.send(Ok(())).unwrap();
         let mut batch = first_batch(&[(0, 1)]);

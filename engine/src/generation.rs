@@ -7,7 +7,7 @@ use serde::Serialize;
 use terrace_scheduler::{FailReason, Hits, Passage, Reach, RequestId, Token};
 use tokio::sync::mpsc;
 
-use crate::happening::{Happening, Happenings};
+use crate::message::{DriverMessage, DriverSender};
 use crate::sampling::Sampling;
 use crate::sampling::grammar::Grammar;
 use crate::sampling::logprobs::Logprobs;
@@ -101,7 +101,7 @@ impl Generate {
 pub struct Generation {
     id: RequestId,
     updates: mpsc::UnboundedReceiver<Update>,
-    happenings: Happenings,
+    messages: DriverSender,
     has_ended: bool,
 }
 
@@ -153,9 +153,9 @@ impl Generation {
     pub(crate) fn new(
         id: RequestId,
         updates: mpsc::UnboundedReceiver<Update>,
-        happenings: Happenings,
+        messages: DriverSender,
     ) -> Self {
-        Self { id, updates, happenings, has_ended: false }
+        Self { id, updates, messages, has_ended: false }
     }
 
     /// Returns the next update; none after the end.
@@ -183,14 +183,14 @@ impl Generation {
     /// cancelled request has no such guarantee.
     pub fn finish(mut self) {
         self.has_ended = true;
-        self.happenings.send(Happening::Finish(self.id));
+        self.messages.send(DriverMessage::Finish(self.id));
     }
 }
 
 impl Drop for Generation {
     fn drop(&mut self) {
         if !self.has_ended {
-            self.happenings.send(Happening::Abort(self.id));
+            self.messages.send(DriverMessage::Abort(self.id));
         }
     }
 }

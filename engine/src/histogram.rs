@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_is_counted_once_below_its_bound() {
+    fn counts_a_duration_in_one_bucket() {
         let mut histogram = TimeHistogram::default();
         for us in [0, 1_000, 1_001, 60_000_000, 60_000_001] {
             histogram.observe(us);

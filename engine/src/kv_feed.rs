@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use terrace_scheduler::{KvEvents, WatchedScheduler};
 use tokio::sync::mpsc::{self, error::TrySendError};
 
-use crate::happening::{Happening, Happenings};
+use crate::message::{DriverMessage, DriverSender};
 
 /// Largest number of event buffers kept for reuse.
 const SPARES_MAX: usize = 8;
@@ -20,7 +20,7 @@ const SPARES_MAX: usize = 8;
 pub struct KvFeed {
     events: mpsc::Receiver<Arc<KvEvents>>,
     needs_snapshot: Arc<AtomicBool>,
-    happenings: Happenings,
+    messages: DriverSender,
 }
 
 impl KvFeed {
@@ -44,7 +44,7 @@ impl KvFeed {
         // Either this thread sees that a snapshot is due, or the driver sees the free queue.
         fence(Ordering::SeqCst);
         if self.needs_snapshot.load(Ordering::Relaxed) {
-            self.happenings.send(Happening::KvFeedHasRoom);
+            self.messages.send(DriverMessage::KvFeedHasRoom);
         }
     }
 }
@@ -67,32 +67,32 @@ pub(crate) struct KvFeeds {
 
 impl KvFeeds {
     /// Adds a subscriber with a queue of `batches_max` batches of events.
-    pub(crate) fn open(&mut self, batches_max: usize, happenings: Happenings) -> KvFeed {
+    pub(crate) fn open(&mut self, batches_max: usize, messages: DriverSender) -> KvFeed {
         let (sender, events) = mpsc::channel(batches_max.max(1));
         let needs_snapshot = Arc::new(AtomicBool::new(true));
         self.readers.push(Reader { events: sender, needs_snapshot: needs_snapshot.clone() });
-        KvFeed { events, needs_snapshot, happenings }
+        KvFeed { events, needs_snapshot, messages }
     }
 
     /// Sends the events since the last call to all subscribers. Does no work without subscribers.
-    pub(crate) fn tell(&mut self, scheduler: &mut WatchedScheduler) {
+    pub(crate) fn publish(&mut self, scheduler: &mut WatchedScheduler) {
         if self.readers.is_empty() {
             return;
         }
-        let mut told = self.spare();
-        let events = Arc::get_mut(&mut told).expect("a spare is nobody's");
+        let mut sent = self.spare();
+        let events = Arc::get_mut(&mut sent).expect("a spare buffer has one owner");
         scheduler.drain_kv_events(events);
         if !events.is_empty() {
-            self.readers.iter().for_each(|reader| reader.tell(&told));
+            self.readers.iter().for_each(|reader| reader.send(&sent));
         }
-        self.keep(told);
+        self.keep(sent);
         let waits = |reader: &Reader| reader.needs_snapshot() && reader.events.capacity() > 0;
         if self.readers.iter().any(waits) {
             let mut all = self.spare();
-            let snapshot = Arc::get_mut(&mut all).expect("a spare is nobody's");
+            let snapshot = Arc::get_mut(&mut all).expect("a spare buffer has one owner");
             scheduler.kv_snapshot(snapshot);
             let readers = self.readers.iter().filter(|reader| waits(reader));
-            readers.for_each(|reader| reader.tell(&all));
+            readers.for_each(|reader| reader.send(&all));
         }
         self.readers.retain(|reader| !reader.events.is_closed());
         if self.readers.is_empty() {
@@ -108,9 +108,9 @@ impl KvFeeds {
     }
 
     /// Keeps a buffer for reuse. Snapshots are large and rare, so their memory is not kept.
-    fn keep(&mut self, told: Arc<KvEvents>) {
-        if self.spares.len() < SPARES_MAX && !told.is_snapshot {
-            self.spares.push(told);
+    fn keep(&mut self, sent: Arc<KvEvents>) {
+        if self.spares.len() < SPARES_MAX && !sent.is_snapshot {
+            self.spares.push(sent);
         }
     }
 }
@@ -120,7 +120,7 @@ impl Reader {
         self.needs_snapshot.load(Ordering::Relaxed)
     }
 
-    fn tell(&self, events: &Arc<KvEvents>) {
+    fn send(&self, events: &Arc<KvEvents>) {
         if self.needs_snapshot() && !events.is_snapshot {
             return;
         }

@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_has_its_layers_one_after_the_other() {
+    fn layers_of_a_page_are_consecutive() {
         let layout = KvLayout::keys_and_values(KvType::Bf16, 3, 2, 8).pages(16).unwrap();
         assert_eq!(layout.bytes(), 3 * 2 * 2 * 16 * 8 * 2);
         let layers: Vec<_> = (0..3).flat_map(|layer| layout.layer(layer)).collect();
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_are_found_in_every_slab_that_holds_them() {
+    fn finds_a_layer_in_every_slab_that_holds_it() {
         // Latent KV of a small type with a scale for each token, and an indexer's keys for some
         // layers.
         let layout = KvLayout {
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn layouts_that_cannot_work_are_refused() {
+    fn rejects_invalid_layouts() {
         let refused = |slabs: Vec<Slab>| KvLayout { slabs }.pages(16).unwrap_err().to_string();
         let vector = |elements| KvForm::Vector { elements };
         for (slabs, reason) in [
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_differs_is_told_apart() {
+    fn different_layouts_have_different_names() {
         let of = |dtype, heads, form: fn(usize, usize) -> KvForm| {
             KvLayout { slabs: vec![slab(0..4, dtype, form(heads, 64))] }.to_string()
         };

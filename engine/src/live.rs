@@ -13,7 +13,7 @@ use crate::sampling::Choosing;
 use crate::sampling::chooser::Chosen;
 use crate::sampling::grammar::Constraint;
 use crate::sampling::logprobs::{Logprobs, PromptScores};
-use crate::sampling::shaping::GoesOn;
+use crate::sampling::shaping::Continuation;
 use crate::view::RequestView;
 
 /// A request, from its submission until the scheduler reports its end. The client has the complete
@@ -23,7 +23,7 @@ pub(crate) struct Live {
     pub(crate) view: RequestView,
     updates: mpsc::UnboundedSender<Update>,
     /// Updates to send next.
-    untold: Vec<Update>,
+    unsent: Vec<Update>,
     /// Sampling parameters, sent to the model when the request is assigned a row.
     pub(crate) choosing: Arc<Choosing>,
     /// Adapter to compute with, if any.
@@ -40,7 +40,7 @@ pub(crate) struct Live {
     keeps_stop_token: bool,
     max_new_tokens: u32,
     checksum: Option<u64>,
-    wants_no_more: bool,
+    is_complete: bool,
     is_answered: bool,
     _ticket: Option<Ticket>,
 }
@@ -69,7 +69,7 @@ impl Live {
         let live = Self {
             view: RequestView::new(id, generate.salt.clone(), prompt_tokens, now),
             updates,
-            untold: Vec::new(),
+            unsent: Vec::new(),
             choosing: Arc::new(choosing),
             adapter: Some(generate.adapter.as_str()).filter(|name| !name.is_empty()).map(Arc::from),
             passages: generate.passages.as_slice().into(),
@@ -80,7 +80,7 @@ impl Live {
             keeps_stop_token: generate.keeps_stop_token,
             max_new_tokens: generate.max_new_tokens,
             checksum: generate.logits_checksum.then_some(0),
-            wants_no_more: false,
+            is_complete: false,
             is_answered: false,
             _ticket: own.ticket,
         };
@@ -89,15 +89,15 @@ impl Live {
 
     /// Marks the answer as complete for the client.
     pub(crate) fn finish(&mut self) {
-        self.wants_no_more = true;
+        self.is_complete = true;
     }
 
     /// Reports that the prompt is computed or loaded.
     pub(crate) fn start(&mut self, hits: Hits) {
         self.view.hits = hits;
-        self.tell(Update::Started(hits));
+        self.queue(Update::Started(hits));
         if let Some(scores) = self.prompt_scores.take() {
-            self.tell(Update::Prompt(scores.into_scores()));
+            self.queue(Update::Prompt(scores.into_scores()));
         }
     }
 
@@ -123,24 +123,24 @@ impl Live {
         if let Some(checksum) = &mut self.checksum {
             *checksum = xxh3_64_with_seed(&logits_checksum.to_le_bytes(), *checksum);
         }
-        match &chosen.goes_on {
-            GoesOn::Yes => {}
-            GoesOn::Complete => return self.answer(EndReason::Stop),
-            GoesOn::Failed(error) => {
+        match &chosen.continuation {
+            Continuation::Yes => {}
+            Continuation::Complete => return self.answer(EndReason::Stop),
+            Continuation::Failed(error) => {
                 tracing::warn!("a grammar exceeded its limits: {error}");
                 return self.answer(EndReason::Grammar);
             }
         }
         let ends = self.ends_with(&chosen);
         let is_stop_token = self.stop_tokens.contains(&chosen.token);
-        if !ends || (is_stop_token && self.keeps_stop_token && !self.wants_no_more) {
+        if !ends || (is_stop_token && self.keeps_stop_token && !self.is_complete) {
             if let Some(constraint) = &self.constraint {
                 constraint.push(chosen.token);
             }
             if let Some(logprobs) = chosen.logprobs {
-                self.tell(Update::Logprobs(logprobs));
+                self.queue(Update::Logprobs(logprobs));
             }
-            self.tell(Update::Token(chosen.token));
+            self.queue(Update::Token(chosen.token));
         }
         if ends {
             self.answer(EndReason::Stop);
@@ -152,7 +152,7 @@ impl Live {
     /// Ends the request, and returns its view for the history.
     pub(crate) fn end(mut self, reason: EndReason) -> RequestView {
         self.answer(reason);
-        self.tell_asker();
+        self.send_updates();
         self.view
     }
 
@@ -186,8 +186,8 @@ impl Live {
 
     /// Returns whether this token is the last.
     pub(crate) fn ends_with(&self, chosen: &Chosen) -> bool {
-        self.wants_no_more
-            || chosen.goes_on != GoesOn::Yes
+        self.is_complete
+            || chosen.continuation != Continuation::Yes
             || self.stop_tokens.contains(&chosen.token)
     }
 
@@ -200,18 +200,18 @@ impl Live {
         if !self.is_answered {
             self.is_answered = true;
             self.constraint = None;
-            self.tell(Update::Ended(Ending { reason, logits_checksum: self.checksum }));
+            self.queue(Update::Ended(Ending { reason, logits_checksum: self.checksum }));
         }
     }
 
-    fn tell(&mut self, update: Update) {
-        self.untold.push(update);
+    fn queue(&mut self, update: Update) {
+        self.unsent.push(update);
     }
 
     /// Sends queued updates, which wakes the client; called after the next step has started. A
     /// closed channel is ignored: the drop of its receiver has cancelled the request.
-    pub(crate) fn tell_asker(&mut self) {
-        for update in self.untold.drain(..) {
+    pub(crate) fn send_updates(&mut self) {
+        for update in self.unsent.drain(..) {
             let _ = self.updates.send(update);
         }
     }

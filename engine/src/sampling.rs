@@ -181,14 +181,14 @@ mod tests {
     }
 
     #[test]
-    fn greedy_takes_the_first_of_the_likeliest() {
+    fn greedy_takes_the_lowest_id_of_the_likeliest() {
         let mut sampler = Sampler::default();
         assert_eq!(sampler.choose(&[0.0, 3.0, -1.0, 3.0], &Sampling::GREEDY, 0), 1);
         assert_eq!(sampler.choose(&[f32::NAN, -2.0], &Sampling::GREEDY, 0), 1);
     }
 
     #[test]
-    fn tokens_come_as_often_as_their_probability_says() {
+    fn draws_follow_the_probabilities() {
         let counts = counts(&[0.0, (3.0f32).ln(), f32::NEG_INFINITY], 1.0, 1.0);
         assert_eq!(counts[2], 0);
         let share = counts[1] as f64 / 10_000.0;
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_high_temperature_levels_and_a_low_one_sharpens() {
+    fn temperature_flattens_or_sharpens() {
         let logits = [0.0, 1.0];
         let (low, plain, high) =
             (counts(&logits, 0.2, 1.0), counts(&logits, 1.0, 1.0), counts(&logits, 5.0, 1.0));
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn top_p_leaves_the_unlikely_out() {
+    fn top_p_excludes_unlikely_tokens() {
         // Probabilities of about 0.64, 0.24, 0.09, 0.03.
         let logits = [3.0, 2.0, 1.0, 0.0];
         assert_eq!(counts(&logits, 1.0, 0.5)[1..], [0, 0, 0]);
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_seed_draws_the_same_and_another_does_not() {
+    fn draws_depend_on_the_seed() {
         let logits: Vec<f32> = (0..50).map(|token| (token % 7) as f32 / 3.0).collect();
         let draw = |seed| -> Vec<Token> {
             let mut sampler = Sampler::default();
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn top_k_leaves_so_many() {
+    fn top_k_keeps_k_tokens() {
         let sampling = |top_k| Sampling { temperature: 1.0, top_k, ..Sampling::GREEDY };
         let logits = [0.0, 0.3, 0.1, 0.2, 0.3];
         let possible = |top_k| {
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn top_p_is_a_share_of_what_top_k_left() {
+    fn top_p_applies_after_top_k() {
         // Two tokens remain with a probability of one half each, so the first alone covers 0.45,
         // though it has only a quarter of all four.
         let sampling = Sampling { temperature: 1.0, top_k: 2, top_p: 0.45, ..Sampling::GREEDY };
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn min_p_is_a_share_of_the_likeliest() {
+    fn min_p_is_relative_to_the_likeliest() {
         let sampling = Sampling { temperature: 1.0, min_p: 0.4, ..Sampling::GREEDY };
         let counts = drawn(&[0.0, (0.5f32).ln(), (0.3f32).ln()], sampling);
         assert!(counts[0] > 0 && counts[1] > 0, "{counts:?}");
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_of_many_equals_is_found_without_ordering_all() {
+    fn top_p_of_many_equals_sorts_few() {
         let logits = [0.0; 1_000];
         let sampling = Sampling { temperature: 1.0, top_p: 0.25, ..Sampling::GREEDY };
         let counts = drawn(&logits, sampling);
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_drawn_is_what_would_be_drawn_in_order() {
+    fn partial_sort_draws_the_same_tokens() {
         let mut sampler = Sampler::default();
         for (seed, vocabulary) in [(1, 10), (2, 65), (3, 700), (4, 3_000)] {
             // A peaked distribution, and a nearly flat one.

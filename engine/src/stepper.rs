@@ -13,7 +13,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::batch::Batch;
 use crate::device::CopyProgress;
-use crate::happening::{Happening, Happenings};
+use crate::message::{DriverMessage, DriverSender};
 use crate::model::{Model, ModelError, NewWeights, StepTicket, WeightsError};
 use crate::sampling::chooser::Output;
 use crate::sampling::grammar::Preparer;
@@ -111,7 +111,7 @@ impl<F: Clone> Fences<F> {
 }
 
 impl<F: Clone + Send + 'static> Stepper<F> {
-    pub(crate) fn spawn<M>(model: M, happenings: Happenings) -> std::io::Result<Self>
+    pub(crate) fn spawn<M>(model: M, messages: DriverSender) -> std::io::Result<Self>
     where
         M: Model<Fence = F>,
     {
@@ -119,14 +119,16 @@ impl<F: Clone + Send + 'static> Stepper<F> {
         let (jobs, receiver) = mpsc::channel();
         let (launched, tickets) = mpsc::channel();
         let mut launcher =
-            Launcher { model, preparer: Preparer::default(), untold: None, failed: false };
-        let (launched_behind, heard) = (fences.clone(), happenings.clone());
+            Launcher { model, preparer: Preparer::default(), unsent_rows: None, failed: false };
+        let (launched_behind, heard) = (fences.clone(), messages.clone());
         std::thread::Builder::new().name("terrace-launch".to_owned()).spawn(move || {
             for job in receiver {
                 let mut job = match job {
                     Job::Launch(job) => job,
                     Job::ReplaceWeights(weights) => {
-                        heard.send(Happening::WeightsReplaced(launcher.replace_weights(weights)));
+                        heard.send(DriverMessage::WeightsReplaced(
+                            launcher.replace_weights(weights),
+                        ));
                         continue;
                     }
                 };
@@ -145,7 +147,7 @@ impl<F: Clone + Send + 'static> Stepper<F> {
                     Ok(ticket) => finish(&mut job, ticket),
                     Err(error) => job.fail(error),
                 }
-                happenings.send(Happening::StepEnded(job));
+                messages.send(DriverMessage::StepEnded(job));
             }
         })?;
         Ok(Self { jobs, fences })
@@ -174,7 +176,7 @@ struct Launcher<M> {
     model: M,
     preparer: Preparer,
     /// Row changes of batches that could not be launched.
-    untold: Option<Batch>,
+    unsent_rows: Option<Batch>,
     /// True if the last launch failed.
     failed: bool,
 }
@@ -192,8 +194,8 @@ impl<M: Model> Launcher<M> {
     }
 
     fn launch(&mut self, job: &mut StepJob) -> Result<M::Ticket, ModelError> {
-        if let Some(untold) = self.untold.take() {
-            job.batch_mut().tell_first(untold);
+        if let Some(unsent_rows) = self.unsent_rows.take() {
+            job.batch_mut().prepend_rows(unsent_rows);
         }
         let choices = job.batch.wanted.iter().filter_map(|wanted| wanted.choice.as_ref());
         let masks = choices.filter_map(|choice| choice.mask.as_ref());
@@ -208,7 +210,7 @@ impl<M: Model> Launcher<M> {
         };
         self.failed = launched.is_err();
         if self.failed {
-            self.untold = Some(job.batch.told());
+            self.unsent_rows = Some(job.batch.row_changes());
         }
         launched
     }
@@ -269,7 +271,7 @@ mod tests {
         fn fence(&self) {}
 
         fn finish(self) -> Finished {
-            unreachable!("nobody waits")
+            unreachable!("the tests do not wait for a step")
         }
     }
 
@@ -306,10 +308,10 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_launched_is_told_with_the_next_that_can() {
+    fn repeats_row_changes_of_a_failed_launch() {
         let model = Launches { fails: vec![true, false, false], ..Launches::default() };
         let preparer = Preparer::default();
-        let mut launcher = Launcher { model, preparer, untold: None, failed: false };
+        let mut launcher = Launcher { model, preparer, unsent_rows: None, failed: false };
         let mut launch = |slot, awaits: bool| {
             let mut job = StepJob::new();
             job.begin(StepId(slot), Instant::now());
@@ -327,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fence_is_behind_its_step_and_all_before() {
+    fn fence_covers_its_step_and_all_before() {
         let launched = [1, 2, 4].map(|step| (StepId(step), step));
         let mut fences = Fences(VecDeque::from(launched));
         assert_eq!(fences.behind(StepId(0)), None, "nothing was launched");

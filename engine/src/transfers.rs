@@ -12,7 +12,7 @@ use terrace_l3::{
 use terrace_scheduler::{HostPage, L3Kind, L3Op, OpId, Outcome, PageKey, Plan, PrefixDigest};
 
 use crate::call_off::CallOff;
-use crate::happening::{Happening, Happenings};
+use crate::message::{DriverMessage, DriverSender};
 
 /// Number of pages that a prefetch reads at a time.
 const PIECE_PAGES: usize = 16;
@@ -54,14 +54,14 @@ impl Transfers {
         op: &L3Op,
         namespace: PageKey,
         prefixes: Vec<PrefixDigest>,
-        happenings: &Happenings,
+        sender: &DriverSender,
     ) -> CallOff {
         let keys = plan.l3_keys(op).iter();
         let ids: Vec<ObjectId> = keys.map(|&key| ObjectId::page(namespace, key)).collect();
         let pages = plan.l3_host_pages(op).to_vec();
         assert_eq!(pages.len(), prefixes.len(), "every page that is moved has a prefix");
         let pages = pages.into_iter().zip(prefixes).collect();
-        let owed = Owed { op: op.op, outcome: Outcome::Failed, happenings: happenings.clone() };
+        let owed = Owed { op: op.op, outcome: Outcome::Failed, sender: sender.clone() };
         let call_off = CallOff::default();
         let lane = self.lane.clone();
         tokio::spawn(lane.perform(op.kind, ids, pages, call_off.clone(), owed));
@@ -74,12 +74,12 @@ impl Transfers {
 struct Owed {
     op: OpId,
     outcome: Outcome,
-    happenings: Happenings,
+    sender: DriverSender,
 }
 
 impl Owed {
     fn report(&self, outcome: Outcome) {
-        self.happenings.send(Happening::Operation { op: self.op, outcome });
+        self.sender.send(DriverMessage::Operation { op: self.op, outcome });
     }
 }
 
@@ -249,7 +249,7 @@ mod tests {
 
     /// The store has the pages and would report them.
     #[tokio::test]
-    async fn what_is_called_off_before_it_begins_is_not_asked() {
+    async fn cancelled_operation_does_not_reach_the_store() {
         let host = Arena::new(1, 4096).unwrap();
         let store = Arc::new(MemoryStore::new(MemoryConfig::new(1 << 20, 4096)).unwrap());
         let transfers = Transfers::new(store, host.clone()).unwrap();
@@ -257,15 +257,15 @@ mod tests {
         let put = Put::new(ids[0], host.source(0).unwrap());
         transfers.store().put_from(vec![put], PutOptions::default()).await[0].clone().unwrap();
         for (is_called_off, expected) in [(false, Outcome::Done), (true, Outcome::CalledOff(0))] {
-            let (happenings, mut happened) = Happenings::channel();
-            let owed = Owed { op: OpId(1), outcome: Outcome::Failed, happenings };
+            let (sender, mut happened) = DriverSender::channel();
+            let owed = Owed { op: OpId(1), outcome: Outcome::Failed, sender };
             let call_off = CallOff::default();
             if is_called_off {
                 call_off.call_off();
             }
             let lane = transfers.lane.clone();
             lane.perform(L3Kind::Probe, ids.clone(), Vec::new(), call_off, owed).await;
-            let Some(Happening::Operation { outcome, .. }) = happened.recv().await else {
+            let Some(DriverMessage::Operation { outcome, .. }) = happened.recv().await else {
                 panic!("an outcome is owed")
             };
             assert_eq!(outcome, expected);
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_does_not_take_unknown_pages_for_missing() {
+    fn probe_does_not_count_unknown_pages_as_missing() {
         let (present, absent) = (|| Ok(()), || Err(StoreError::Missing));
         let away = || Err(StoreError::HolderAway);
         assert_eq!(probe_outcome(&[present(), absent()]), Outcome::Partial(1));
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_counts_up_to_its_first_failure() {
+    fn batch_counts_up_to_its_first_failure() {
         let (sound, gone) = (|| Ok(()), || Err::<(), _>(StoreError::Missing));
         assert_eq!(outcome(&[sound(), sound()]), Outcome::Done);
         assert_eq!(outcome(&[sound(), gone(), sound()]), Outcome::Partial(1));

@@ -7,8 +7,8 @@ use std::sync::{Arc, mpsc};
 use parking_lot::Mutex;
 use terrace_cuda::{Context, CudaLlama, CudaTicket};
 use terrace_engine::{
-    Arrival, Batch, Choice, Chooser, Choosing, Chosen, Constraint, GoesOn, Grammar, GrammarError,
-    Sampling, Shaping, Span, StepLimits, StepTicket, Wanted,
+    Arrival, Batch, Choice, Chooser, Choosing, Chosen, Constraint, Continuation, Grammar,
+    GrammarError, Sampling, Shaping, Span, StepLimits, StepTicket, Wanted,
 };
 use terrace_kit::Dice;
 use terrace_scheduler::{Slot, Token};
@@ -323,9 +323,10 @@ impl Compared {
         let expected = self.by_cpu(step, &logits)?;
         push(&self.constraints);
         for (chosen, expected) in chosen.iter().zip(&expected) {
-            let is_same = chosen.token == expected.token && chosen.goes_on == expected.goes_on;
+            let is_same =
+                chosen.token == expected.token && chosen.continuation == expected.continuation;
             self.differ += usize::from(!is_same);
-            self.complete += usize::from(chosen.goes_on == GoesOn::Complete);
+            self.complete += usize::from(chosen.continuation == Continuation::Complete);
             let (a, b) = (chosen.logprobs.as_ref(), expected.logprobs.as_ref());
             let (a, b) = (a.ok_or("no logprobs")?, b.ok_or("no logprobs")?);
             let mut off = |a: f32, b: f32| self.logprobs_off = self.logprobs_off.max((a - b).abs());

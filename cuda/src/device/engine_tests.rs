@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use terrace_engine::{
-    Batch, Chosen, EndReason, Ending, Engine, Finished, Generate, GoesOn, KvForm, KvLayout, KvType,
-    Model, ModelError, Output, PageTable, Slab, StepLimits, StepTicket, Update,
+    Batch, Chosen, Continuation, EndReason, Ending, Engine, Finished, Generate, KvForm, KvLayout,
+    KvType, Model, ModelError, Output, PageTable, Slab, StepLimits, StepTicket, Update,
 };
 use terrace_scheduler::{Config, RateConfig, Token};
 
@@ -181,8 +181,12 @@ impl StepTicket for StreamTicket {
         let began_at = Instant::now();
         let waited = self.fence.wait().map_err(|error| ModelError(error.to_string()));
         let output = |token: &Token| {
-            let chosen =
-                Chosen { token: *token, goes_on: GoesOn::Yes, logprobs: None, logits: None };
+            let chosen = Chosen {
+                token: *token,
+                continuation: Continuation::Yes,
+                logprobs: None,
+                logits: None,
+            };
             Output { chosen: Some(chosen), scores: Vec::new() }
         };
         let result = waited.map(|()| self.chosen.lock().iter().map(output).collect());
@@ -262,7 +266,7 @@ async fn answers_are_right(load_back_overlaps: bool, seed: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn kv_is_named_by_how_a_model_rounds_that_has_begun() {
+async fn kv_names_include_rounding_after_start() {
     let mut names = Vec::new();
     for bits in [1, 2, 1] {
         let fake = FakeDriver::new(1 << 20, 1);
@@ -282,7 +286,7 @@ async fn kv_is_named_by_how_a_model_rounds_that_has_begun() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_device_lost_in_a_step_ends_requests_and_the_engine() {
+async fn device_lost_in_a_step_ends_requests_and_engine() {
     let fake = FakeDriver::new(1 << 20, 1);
     let stream = fake.create_stream(Priority::High).unwrap();
     let layout = kv_layout().pages(PAGE_SIZE).unwrap();
@@ -310,12 +314,12 @@ async fn a_device_lost_in_a_step_ends_requests_and_the_engine() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_are_right_whatever_is_copied() {
+async fn answers_are_right_during_copies() {
     answers_are_right(false, 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_are_right_when_steps_begin_before_what_they_read_has_come() {
+async fn answers_are_right_when_steps_start_during_load_backs() {
     for seed in 0..3 {
         answers_are_right(true, seed).await;
     }

@@ -180,7 +180,7 @@ fn wait_until(is_so: impl Fn() -> bool) {
 }
 
 #[test]
-fn bytes_go_to_host_and_back_by_either_way_whatever_their_size() {
+fn round_trip_keeps_bytes_for_both_ways_and_all_sizes() {
     let odd = KvLayout {
         slabs: vec![
             Slab { layers: 0..3, dtype: KvType::U8, form: KvForm::Vector { elements: 777 } },
@@ -223,7 +223,7 @@ fn bytes_go_to_host_and_back_by_either_way_whatever_their_size() {
 }
 
 #[test]
-fn a_copy_waits_on_the_device_for_its_fence() {
+fn copy_waits_on_the_device_for_its_fence() {
     let scene = Scene::new();
     let (ban, fence) = scene.slow_step(0, 7);
     let (_, done) = scene.start(WRITE, &[0], Some(&fence));
@@ -235,7 +235,7 @@ fn a_copy_waits_on_the_device_for_its_fence() {
 }
 
 #[test]
-fn a_copy_that_does_not_wait_for_its_fence_is_caught() {
+fn detects_a_copy_that_ignores_its_fence() {
     let scene = Scene::new();
     let (ban, fence) = scene.slow_step(0, 7);
     scene.fake.change_faults(|faults| faults.not_waited_for = Some(scene.steps));
@@ -245,7 +245,7 @@ fn a_copy_that_does_not_wait_for_its_fence_is_caught() {
 }
 
 #[test]
-fn a_copy_that_lets_its_pages_go_too_early_is_caught() {
+fn detects_a_copy_that_releases_pages_too_early() {
     let scene = Scene::new();
     let (ban, fence) = scene.slow_step(0, 7);
     scene.fake.change_faults(|faults| faults.sleeps_are_short = true);
@@ -275,7 +275,7 @@ fn lanes_do_not_wait_for_each_other() {
 }
 
 #[test]
-fn a_copy_that_is_called_off_before_it_begins_touches_nothing() {
+fn cancelled_copy_that_has_not_started_touches_no_page() {
     let scene = Scene::new();
     let (ban, fence) = scene.slow_step(0, 7);
     let go_on = scene.hold_lane(WRITE);
@@ -296,7 +296,7 @@ fn a_copy_that_is_called_off_before_it_begins_touches_nothing() {
 }
 
 #[test]
-fn a_step_waits_for_layers_on_the_device() {
+fn step_waits_for_layers_on_the_device() {
     // 8 layers of 512 KiB: with all pages, each is a separate group.
     let layout = KvLayout::keys_and_values(KvType::U8, 8, 1, 1 << 18).pages(1).unwrap();
     let layer_bytes = layout.bytes() / 8;
@@ -333,7 +333,7 @@ fn a_step_waits_for_layers_on_the_device() {
 }
 
 #[test]
-fn a_step_that_waits_for_what_does_not_come_is_told() {
+fn step_that_waits_for_a_failed_copy_fails() {
     let scene = Scene::new();
     let (progress, done) = scene.start(LOAD, &[0], Some(&scene.device.memory().fence().unwrap()));
     assert!(failure(&done).contains("never launched on the GPU"));
@@ -344,7 +344,7 @@ fn a_step_that_waits_for_what_does_not_come_is_told() {
 }
 
 #[test]
-fn a_copy_behind_a_step_that_never_came_does_not_touch_others() {
+fn copy_behind_an_unrecorded_fence_fails_alone() {
     let scene = Scene::new();
     let (ban, fence) = scene.slow_step(0, 7);
     let go_on = scene.hold_lane(WRITE);
@@ -364,7 +364,7 @@ fn a_copy_behind_a_step_that_never_came_does_not_touch_others() {
 }
 
 #[test]
-fn whatever_call_fails_the_copy_and_those_behind_it_fail_and_let_go() {
+fn failed_call_fails_and_releases_its_copy_and_later_ones() {
     let calls = [
         "record",
         "wait",
@@ -406,7 +406,7 @@ fn whatever_call_fails_the_copy_and_those_behind_it_fail_and_let_go() {
 }
 
 #[test]
-fn a_device_that_is_lost_ends_every_copy() {
+fn lost_device_ends_every_copy() {
     let scene = Scene::new();
     let (_, fence) = scene.slow_step(0, 7);
     let copies: Vec<_> = (0..5).map(|n| scene.start(WRITE, &[n], Some(&fence)).1).collect();
@@ -422,7 +422,7 @@ fn a_device_that_is_lost_ends_every_copy() {
 }
 
 #[test]
-fn memory_that_is_short_is_told_with_what_there_is() {
+fn out_of_memory_error_states_available_memory() {
     let fake = FakeDriver::new(5000, 1);
     let opened = CudaDevice::with_driver(Arc::new(fake.clone()), config(small_layout()), None);
     let error = opened.unwrap_err().to_string();
@@ -443,7 +443,7 @@ fn memory_that_is_short_is_told_with_what_there_is() {
 }
 
 #[test]
-fn dropping_the_device_waits_for_copies_and_leaves_nothing() {
+fn drop_waits_for_copies_and_releases_all_resources() {
     let scene = Scene::new();
     let (ban, fence) = scene.slow_step(0, 7);
     let copies: Vec<_> = (0..4).map(|n| scene.start(WRITE, &[n], Some(&fence)).1).collect();
@@ -466,7 +466,7 @@ fn dropping_the_device_waits_for_copies_and_leaves_nothing() {
 }
 
 #[test]
-fn a_page_that_comes_out_wrong_fails_its_copy() {
+fn corrupted_page_fails_its_copy() {
     for direction in [LOAD, WRITE] {
         let canary = Some(CanaryConfig { one_page_in: 2 });
         let scene = Scene::with(CudaConfig { canary, ..config(small_layout()) }, 1);
@@ -490,7 +490,7 @@ fn a_page_that_comes_out_wrong_fails_its_copy() {
 }
 
 #[test]
-fn a_copy_of_pages_that_are_not_to_be_had_fails_alone() {
+fn copy_of_unavailable_pages_fails_alone() {
     let scene = Scene::new();
     let in_use = scene.device.host().unwrap().target(scene.host_page(0).slot()).unwrap();
     assert!(failure(&scene.start(WRITE, &[0], None).1).contains("in use"));
@@ -510,7 +510,7 @@ fn a_copy_of_pages_that_are_not_to_be_had_fails_alone() {
 }
 
 #[test]
-fn whoever_is_told_may_panic() {
+fn panic_in_a_callback_is_contained() {
     let scene = Scene::new();
     scene.device.start_copy(CopyJob {
         direction: WRITE,
@@ -524,7 +524,7 @@ fn whoever_is_told_may_panic() {
 }
 
 #[test]
-fn the_way_that_is_faster_is_chosen() {
+fn selects_the_faster_copy_way() {
     let layout = KvLayout::keys_and_values(KvType::U8, 1, 1, 1 << 20).pages(1).unwrap();
     assert_eq!(layout.bytes(), 2 << 20);
     let ways = |batch_piece_ns, kernel_kib_ns| {
@@ -544,7 +544,7 @@ fn the_way_that_is_faster_is_chosen() {
 }
 
 #[test]
-fn memory_of_others_is_pinned_as_long_as_they_want() {
+fn foreign_memory_is_pinned_until_dropped() {
     let scene = Scene::new();
     let mut memory = vec![1_u8; 4096];
     let before = scene.fake.left_behind()[1];
@@ -560,7 +560,7 @@ fn memory_of_others_is_pinned_as_long_as_they_want() {
 }
 
 #[test]
-fn copies_keep_their_order_whatever_is_delayed() {
+fn copies_keep_their_order_under_delays() {
     for seed in 0..12 {
         let canary = Some(CanaryConfig { one_page_in: 3 });
         let ways = CopyWays { to_device_batch_from: Some(1024), to_host_batch_from: None };
@@ -609,10 +609,10 @@ fn processor_ns() -> u64 {
 }
 
 /// Measures the time that the copy thread spends on a page: `cargo test --release -p terrace-cuda
-/// --lib what_a_page_costs -- --ignored --nocapture`.
+/// --lib cost_of_a_page -- --ignored --nocapture`.
 #[test]
 #[ignore = "it measures"]
-fn what_a_page_costs() {
+fn cost_of_a_page() {
     const PAGES: u32 = 1 << 19;
     let layout = KvLayout::keys_and_values(KvType::U8, 1, 1, 8).pages(1).unwrap();
     let config = CudaConfig { device_pages: PAGES, host_pages: PAGES, ..config(layout) };

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restart_chooses_what_was_chosen_before() {
+    fn restart_uses_stored_algorithms() {
         let folder = tempfile::tempdir().unwrap();
         let folder = &folder.path().join("made/on/demand");
         saved(folder);
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_damaged_or_of_another_machine_is_refused_and_written_anew() {
+    fn damaged_or_foreign_file_is_ignored_and_rewritten() {
         let folder = tempfile::tempdir().unwrap();
         let file = saved(folder.path());
         let text = std::fs::read_to_string(&file).unwrap();
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_folder_nothing_is_kept() {
+    fn stores_nothing_without_a_folder() {
         let mut choices = Choices::open(None, MACHINE.to_owned());
         choices.set(size(1), algorithm(1));
         choices.save();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cudarc::driver::result;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use terrace_engine::{GoesOn, GrammarError, Logprobs, StepLimits};
+use terrace_engine::{Continuation, GrammarError, Logprobs, StepLimits};
 use terrace_model::Shape;
 
 use super::forward::Forward;
@@ -79,12 +79,12 @@ pub(super) struct Results {
 
 impl Results {
     /// Returns how the answer can go on behind the masked token of an output.
-    pub(super) fn goes_on(&self, output: usize) -> GoesOn {
+    pub(super) fn continuation(&self, output: usize) -> Continuation {
         if let Some((_, error)) = self.failed.iter().find(|(failed, _)| *failed == output) {
-            return GoesOn::Failed(error.clone());
+            return Continuation::Failed(error.clone());
         }
         let is_complete: u32 = plain::read(&self.bytes()[self.is_complete_at + output * 4..]);
-        if is_complete == 0 { GoesOn::Yes } else { GoesOn::Complete }
+        if is_complete == 0 { Continuation::Yes } else { Continuation::Complete }
     }
 
     /// Returns the token that an output has chosen.

@@ -640,7 +640,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_rows_are_computed_in_vain_by_few_graphs() {
+    fn rounding_wastes_few_rows_and_needs_few_graphs() {
         for tokens in 1..=GRAPH_TOKENS_MAX {
             let rows = rounded(tokens);
             assert!(rows >= tokens && rounded(rows) == rows, "{tokens} tokens take {rows} rows");

@@ -141,7 +141,7 @@ mod tests {
     use crate::fence::EventPool;
 
     #[test]
-    fn lists_that_lie_far_apart_travel_by_one_call_and_what_is_between_stays() {
+    fn distant_lists_are_sent_in_one_call_without_the_gap() {
         let fake = FakeDriver::new(1 << 20, 1);
         let driver: Arc<dyn Driver> = Arc::new(fake.clone());
         let mut plan = Plan::default();

@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn however_long_lists_are_each_round_has_room() {
+    fn rounds_fit_lists_of_any_length() {
         let all = shapings(&[(0, 0), (6, 8), (0, 0), (1, 0), (3, 3), (3, 0), (0, 5), (0, 1)]);
         for counts in [0, 1, 10, 11, 30, 31] {
             let rounds = rounds(0..counts, &all, 0..all.len(), LIMITS);
@@ -345,13 +345,13 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_is_one_round() {
+    fn small_lists_take_one_round() {
         let all = shapings(&[(1, 2), (5, 6)]);
         assert_eq!(rounds(3..12, &all, 0..2, LIMITS), [Round { counts: 3..12, shapings: 0..2 }]);
     }
 
     #[test]
-    fn a_mask_is_written_with_a_bit_for_each_token_and_all_of_them_where_nothing_goes_on() {
+    fn mask_has_a_bit_per_token_and_all_bits_if_empty() {
         #[derive(Debug)]
         struct Words(Result<Vec<u32>, GrammarError>);
 

@@ -392,8 +392,8 @@ impl Work {
         rows: &mut [Option<Row>],
     ) -> Result<Expected, ModelError> {
         let span = &batch.spans[wanted.span];
-        let nobody = || ModelError(format!("nobody has come to {:?}", span.slot));
-        let row = rows[span.slot.0 as usize].as_mut().ok_or_else(nobody)?;
+        let unassigned = || ModelError(format!("no sequence is assigned to {:?}", span.slot));
+        let row = rows[span.slot.0 as usize].as_mut().ok_or_else(unassigned)?;
         let first = self.logits_of.len() as u32;
         let end = span.tokens.end as u32;
         self.logits_of.extend(end - span.logits as u32..end);
@@ -573,7 +573,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_tells_the_device_only_what_it_has_not_counted() {
+    fn step_sends_only_new_counts() {
         let (mut counting, mut table) = (Counting::default(), Table::default());
         // More tokens than a round's lists have room for.
         let answer: Vec<Token> = (0..(1 << 20) + 10).map(|at| at % 30).collect();
@@ -592,13 +592,13 @@ mod tests {
         }
         counting.clear();
         counting.add(VOCABULARY, 2, &mut row);
-        assert_eq!(counting.counts, [], "a step that comes again tells nothing");
+        assert_eq!(counting.counts, [], "a retried step changes no count");
         assert_eq!(table.0, expected(2, &row));
     }
 
     /// Rows start, end, get tokens and drop some, and some steps are not submitted.
     #[test]
-    fn the_table_has_what_rows_have_whatever_happens_to_them() {
+    fn table_of_counts_follows_all_row_changes() {
         let mut dice = Dice::new(17);
         let (mut counting, mut table) = (Counting::default(), Table::default());
         let mut rows: Vec<Option<Row>> = (0..4).map(|_| None).collect();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use terrace_engine::{Chosen, Finished, GoesOn, ModelError, Output, StepTicket};
+use terrace_engine::{Chosen, Continuation, Finished, ModelError, Output, StepTicket};
 
 use super::choosing::Results;
 use super::step::{Choice, Expected, Row};
@@ -70,7 +70,11 @@ impl CudaTicket {
                 let logits = expected.logits.map(|row| self.results.logits(row, self.vocabulary));
                 Some(Chosen {
                     token: self.results.chosen(place),
-                    goes_on: if is_masked { self.results.goes_on(place) } else { GoesOn::Yes },
+                    continuation: if is_masked {
+                        self.results.continuation(place)
+                    } else {
+                        Continuation::Yes
+                    },
                     logprobs: logprobs.map(Box::new),
                     logits: logits.map(Into::into),
                 })

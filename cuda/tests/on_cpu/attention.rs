@@ -316,7 +316,7 @@ impl Apart {
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn chunks_find_what_the_definition_says() {
+fn attention_over_chunks_matches_the_definition() {
     with_all_sizes(|kernels| {
         // From the beginning, and behind prefixes that end within a tile; more tokens than an item
         // has.
@@ -336,7 +336,7 @@ fn chunks_find_what_the_definition_says() {
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn segments_that_are_computed_apart_come_to_the_same() {
+fn separate_segments_give_the_same_bits() {
     with_all_sizes(|kernels| {
         let most = ROWS / kernels.sizes.group;
         let scene = Scene::new(kernels, &[(0, 20), (1_010, 40), (2_030, most + 3), (2_500, 9)]);
@@ -347,7 +347,7 @@ fn segments_that_are_computed_apart_come_to_the_same() {
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn a_few_find_what_many_find_to_the_bit_however_long_the_context() {
+fn attend_few_equals_attend_to_the_bit() {
     with_all_sizes(|kernels| {
         let few = FEW_ROWS / kernels.sizes.group;
         let ends = [
@@ -381,7 +381,7 @@ fn a_few_find_what_many_find_to_the_bit_however_long_the_context() {
 /// `join` keeps the results of eight segments in flight.
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn many_segments_come_to_the_same() {
+fn many_segments_give_the_same_bits() {
     with_some_sizes(|kernels| {
         let keys = kernels.sizes.segment;
         let scene = Scene::new(kernels, &[(8 * keys - 1, 1), (8 * keys, 1), (17 * keys, 2)]);
@@ -392,7 +392,7 @@ fn many_segments_come_to_the_same() {
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn the_last_of_a_chunk_find_the_same_alone() {
+fn last_queries_of_a_chunk_give_the_same_bits_alone() {
     with_all_sizes(|kernels| {
         let group = kernels.sizes.group;
         let scene = Scene::new(kernels, &[(1_000, ROWS / group), (2_040, ROWS / group - 1)]);
@@ -408,7 +408,7 @@ fn the_last_of_a_chunk_find_the_same_alone() {
 /// many.
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn many_queries_find_the_same_alone() {
+fn many_queries_give_the_same_bits_alone() {
     with_sizes(1..3, |kernels| {
         let (most, few) = (ROWS / kernels.sizes.group, FEW_ROWS / kernels.sizes.group);
         let scene = Scene::new(kernels, &[(20, 12 * most), (1_040, 6 * most)]);

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use terrace_engine::{
-    Arrival, Batch, Choice, Chooser, Choosing, Constraint, GoesOn, Grammar, GrammarError, Sampler,
-    Sampling, Scorer, Shaping, Span, Wanted,
+    Arrival, Batch, Choice, Chooser, Choosing, Constraint, Continuation, Grammar, GrammarError,
+    Sampler, Sampling, Scorer, Shaping, Span, Wanted,
 };
 use terrace_scheduler::Slot;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -152,7 +152,7 @@ fn kinds(vocabulary: usize) -> Vec<Vec<f32>> {
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn tokens_are_drawn_as_the_engine_draws_them() {
+fn samples_the_same_tokens_as_the_engine() {
     with_some_sizes(|kernels| {
         for vocabulary in [3, 33, 1_000, 1_500] {
             let (rows, all) = (kinds(vocabulary), vocabulary as u32);
@@ -186,7 +186,7 @@ fn tokens_are_drawn_as_the_engine_draws_them() {
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn many_draws_of_one_row_come_to_many_tokens() {
+fn draws_of_one_row_vary() {
     with_some_sizes(|kernels| {
         let rows = Rows::new(&[Noise::new(5).numbers(400, 2.0)]);
         for way in [sampling(1.0, 0, 1.0, 0.0), sampling(1.0, 0, 0.9, 0.0)] {
@@ -203,7 +203,7 @@ fn many_draws_of_one_row_come_to_many_tokens() {
 /// largest draw.
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn draws_at_the_border_of_two_tokens_are_the_second_ones() {
+fn draw_at_a_boundary_selects_the_second_token() {
     with_some_sizes(|kernels| {
         let rows = Rows::new(&[vec![2.0; 4]]);
         const QUARTER: u64 = 1 << 51;
@@ -218,7 +218,7 @@ fn draws_at_the_border_of_two_tokens_are_the_second_ones() {
 /// More equals than can be sorted are divided by their keys until few are left.
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn many_equals_take_a_few_passes() {
+fn many_equals_take_few_passes() {
     with_some_sizes(|kernels| {
         const VOCABULARY: usize = 12_000;
         const PASSES_MAX: u64 = 40;
@@ -238,7 +238,7 @@ fn many_equals_take_a_few_passes() {
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn of_many_equals_the_lower_tokens_come_first() {
+fn equals_are_ordered_by_id() {
     with_some_sizes(|kernels| {
         let rows = Rows::new(&[vec![1.0; 2_100]]);
         let first = rows.check(kernels, &[(0, sampling(1.0, 1, 1.0, 0.0), 0)]);
@@ -249,7 +249,7 @@ fn of_many_equals_the_lower_tokens_come_first() {
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn where_nothing_is_possible_the_lowest_token_is_taken_and_infinite_ones_first() {
+fn handles_all_masked_and_infinite_logits() {
     with_some_sizes(|kernels| {
         let mut infinite = vec![3.0; 50];
         infinite[40] = f32::INFINITY;
@@ -261,7 +261,7 @@ fn where_nothing_is_possible_the_lowest_token_is_taken_and_infinite_ones_first()
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn likelihoods_are_those_that_the_engine_tells() {
+fn logprobs_equal_those_of_the_engine() {
     with_some_sizes(|kernels| {
         const STRIDE: usize = 1 + 20;
         let rows = kinds(1_200);
@@ -388,7 +388,7 @@ impl Answer {
         chooser.begin(&batch);
         chooser.take(&batch, logits.len(), logits);
         let chosen = chooser.end(&batch).unwrap().remove(0).chosen.unwrap();
-        (chosen.token, chosen.goes_on == GoesOn::Complete)
+        (chosen.token, chosen.continuation == Continuation::Complete)
     }
 
     /// Computes the changed logits by the definition.
@@ -490,7 +490,7 @@ impl Lists {
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn logits_are_shaped_and_tokens_chosen_by_what_they_are_then() {
+fn samples_by_shaped_logits() {
     with_some_sizes(|kernels| {
         const VOCABULARY: usize = 300;
         let mut noise = Noise::new(9);

@@ -103,7 +103,7 @@ impl Product {
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn products_of_few_rows_are_sums_in_the_order_of_inputs() {
+fn few_row_products_sum_in_input_order() {
     with_some_hopper_sizes(|kernels| {
         let [qkv, out, gated, down, logits] = TILES.map(|(_, tile)| tile);
         let cases = [
@@ -129,9 +129,9 @@ fn products_of_few_rows_are_sums_in_the_order_of_inputs() {
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn products_of_few_rows_need_their_barriers_and_fences() {
+fn few_row_products_need_their_barriers_and_fences() {
     const STATEMENTS: [Statement; 9] = [
-        ("", "show_barriers();"),
+        ("", "publish_barriers();"),
         ("", "wait_for_sharers();"),
         ("", "wait_for_place(next);"),
         ("", "arrive_and_expect(barrier, bytes);"),

@@ -166,9 +166,9 @@ void add_up(float (*sums)[128], const float (*a)[16], const float (*b)[128]) {
 
 inline void finish(const Product &product) {
     float a[16][16], b[16][128], sums[16][128];
-    auto begin = [](unsigned long long described) { return (unsigned)(described & 0x3fff) << 4; };
-    auto next_half = [](unsigned long long described) { return (unsigned)(described >> 16 & 0x3fff) << 4; };
-    auto next_eight = [](unsigned long long described) { return (unsigned)(described >> 32 & 0x3fff) << 4; };
+    auto begin = [](unsigned long long descriptor_of) { return (unsigned)(descriptor_of & 0x3fff) << 4; };
+    auto next_half = [](unsigned long long descriptor_of) { return (unsigned)(descriptor_of >> 16 & 0x3fff) << 4; };
+    auto next_eight = [](unsigned long long descriptor_of) { return (unsigned)(descriptor_of >> 32 & 0x3fff) << 4; };
     unsigned long long columns = product.columns;
     if (product.is_turned) {
         for (unsigned k = 0; k < 16; k++)
@@ -287,7 +287,7 @@ inline void prepare(unsigned address, unsigned count) {
     if (!on_cpu::barriers.insert({{on_cpu::current->rank, address}, barrier}).second)
         on_cpu::fail("a barrier is prepared twice");
 }
-inline void show_barriers() {
+inline void publish_barriers() {
     for (auto &[place, barrier] : on_cpu::barriers) barrier.is_shown |= barrier.by == on_cpu::current;
 }
 inline void arrive(unsigned address) {
@@ -314,7 +314,7 @@ inline void put_zeros(unsigned address) {
     on_cpu::is_hidden[on_cpu::current->rank][address / 16]++;
     on_cpu::hidden_by[on_cpu::number_of(on_cpu::current)].push_back({on_cpu::current->rank, address / 16});
 }
-inline void show_to_products() {
+inline void publish_to_products() {
     auto &hidden = on_cpu::hidden_by[on_cpu::number_of(on_cpu::current)];
     for (auto [rank, place] : hidden) on_cpu::is_hidden[rank][place]--;
     hidden.clear();
@@ -324,7 +324,7 @@ template <int BARRIER, int MEETING>
 void meet() { on_cpu::meet_some(on_cpu::current->rank, BARRIER, MEETING); }
 inline void wait_for_sharers() { on_cpu::meet_some(0, 0, on_cpu::thread_count()); }
 template <int REGISTERS>
-void give_registers() {}
+void set_registers() {}
 template <int REGISTERS>
 void take_registers() {}
 

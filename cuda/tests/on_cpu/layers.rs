@@ -25,7 +25,7 @@ fn token(token: u32) -> Token {
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn tokens_get_their_embeddings() {
+fn embeds_tokens() {
     with_all_sizes(|kernels| {
         let (dim, vocabulary) = (kernels.sizes.dim, 7);
         let embeddings = Noise::new(1).narrow(vocabulary * dim, 1.0);
@@ -83,7 +83,7 @@ fn check_norm(kernels: &Kernels<'_>, has_added: bool, rows: Option<&[u32]>) {
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn norms_are_of_what_was_added() {
+fn normalises_after_adding() {
     with_all_sizes(|kernels| {
         for has_added in [false, true] {
             check_norm(kernels, has_added, None);
@@ -94,7 +94,7 @@ fn norms_are_of_what_was_added() {
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn gates_let_through() {
+fn applies_gates() {
     with_some_sizes(|kernels| {
         let (tokens, hidden) = (3, 8 * 100);
         let gate_up = Noise::new(4).narrow(tokens * 2 * hidden, 6.0);
@@ -204,7 +204,7 @@ fn check_turning(kernels: &Kernels<'_>, has_bias: bool) {
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn queries_and_keys_are_turned_and_kept_in_their_pages() {
+fn rotates_and_stores_keys_in_pages() {
     with_all_sizes(|kernels| {
         check_turning(kernels, false);
         check_turning(kernels, true);
@@ -213,7 +213,7 @@ fn queries_and_keys_are_turned_and_kept_in_their_pages() {
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn tables_and_awaited_tokens_are_taken_in() {
+fn applies_table_changes_and_awaited_tokens() {
     with_some_sizes(|kernels| {
         const WIDTH: usize = 400;
         let mut table: Vec<u32> = vec![7; 3 * WIDTH];
@@ -253,7 +253,7 @@ fn tables_and_awaited_tokens_are_taken_in() {
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn weights_that_mean_nothing_are_of_the_size_asked_for() {
+fn random_weights_have_the_requested_scale() {
     with_some_sizes(|kernels| {
         let mut numbers = vec![narrow(9.0); 10_001];
         let (filled, last) = numbers.split_at_mut(10_000);

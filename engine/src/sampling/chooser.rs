@@ -8,7 +8,7 @@ use terrace_scheduler::Token;
 
 use super::grammar::Mask;
 use super::logprobs::{Logprobs, Scorer};
-use super::shaping::{GoesOn, Seen};
+use super::shaping::{Continuation, Seen};
 use super::{Choosing, Sampler};
 use crate::batch::{Arrival, Batch, Choice, Wanted};
 use crate::model::ModelError;
@@ -28,7 +28,7 @@ pub struct Chosen {
     /// The token.
     pub token: Token,
     /// True if the answer can go on behind it.
-    pub goes_on: GoesOn,
+    pub continuation: Continuation,
     /// Log-probability by the raw logits, if requested, before any change by sampling parameters.
     pub logprobs: Option<Box<Logprobs>>,
     /// Raw logits, if requested.
@@ -107,7 +107,7 @@ impl Chooser {
         for Wanted { span, choice, .. } in &batch.wanted {
             let slot = batch.spans[*span].slot;
             let row = self.rows[slot.0 as usize].as_mut();
-            let row = row.unwrap_or_else(|| panic!("nobody has come to {slot:?}"));
+            let row = row.unwrap_or_else(|| panic!("no sequence is assigned to {slot:?}"));
             if let Some(choice) = choice {
                 row.rewind(choice.index as usize);
             }
@@ -199,18 +199,18 @@ impl Scratch {
 
     fn choose(&mut self, choice: &Choice, row: &Row, logits: &[f32]) -> Chosen {
         let choosing = &*row.choosing;
-        let (shaped, goes_on) = if choosing.shapes() || choice.mask.is_some() {
+        let (shaped, continuation) = if choosing.shapes() || choice.mask.is_some() {
             self.shaped.clear();
             self.shaped.extend_from_slice(logits);
-            let goes_on =
+            let continuation =
                 choosing.shaping.apply(&row.seen, &choosing.ends, choice, &mut self.shaped);
-            (&*self.shaped, goes_on)
+            (&*self.shaped, continuation)
         } else {
-            (logits, GoesOn::Yes)
+            (logits, Continuation::Yes)
         };
         let token = self.sampler.choose(shaped, &choosing.sampling, choice.index);
         let logprobs = choosing.logprobs.map(|top| Box::new(self.scorer.score(logits, token, top)));
-        Chosen { token, goes_on, logprobs, logits: choosing.logits.then(|| logits.into()) }
+        Chosen { token, continuation, logprobs, logits: choosing.logits.then(|| logits.into()) }
     }
 }
 
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn many_rows_are_chosen_by_as_one_by_one() {
+    fn parallel_sampling_equals_sequential() {
         const ROWS: u32 = 48;
         const VOCABULARY: usize = 2_000;
         let logit = |place: usize| (place.wrapping_mul(2_654_435_761) >> 7 & 1023) as f32 / 100.0;
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn logits_are_told_to_those_who_ask() {
+    fn returns_logits_on_request() {
         let told = Choosing { logits: true, ..choosing() };
         let came = vec![arrival(0, told, &[]), arrival(1, choosing(), &[])];
         let batch = Batch { came, ..batch(2, 0) };
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_step_chose_that_came_to_nothing_is_forgotten() {
+    fn discards_tokens_of_a_failed_step() {
         let shaping = Shaping { frequency_penalty: 1.0, ..Shaping::default() };
         let came = vec![arrival(0, Choosing { shaping, ..choosing() }, &[2])];
         let mut chooser = Chooser::new(1);
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_lacks_logits_is_none() {
+    fn rejects_a_step_without_all_logits() {
         let mut chooser = Chooser::new(2);
         let came = vec![arrival(0, choosing(), &[]), arrival(1, choosing(), &[])];
         let batch = Batch { came, ..batch(2, 0) };
@@ -342,8 +342,8 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "nobody has come")]
-    fn whoever_has_gone_has_nothing_chosen() {
+    #[should_panic(expected = "no sequence is assigned")]
+    fn panics_for_a_row_without_a_sequence() {
         let mut chooser = Chooser::new(1);
         let came = Batch { came: vec![arrival(0, choosing(), &[])], ..batch(1, 0) };
         step(&mut chooser, &came, &[0.0, 1.0]);

@@ -66,7 +66,7 @@ struct Answer {
     /// Number of tokens.
     tokens: u32,
     /// Tokens that the grammar has not consumed.
-    untold: Vec<Token>,
+    unconsumed: Vec<Token>,
     /// Incremented when masks must stop waiting for tokens.
     epoch: u32,
     has_ended: bool,
@@ -95,7 +95,7 @@ impl Constraint {
     pub fn push(&self, token: Token) {
         let mut answer = self.0.answer.lock();
         answer.tokens += 1;
-        answer.untold.push(token);
+        answer.unconsumed.push(token);
         self.0.changed.notify_all();
     }
 
@@ -150,14 +150,14 @@ impl Mask {
     pub fn read<T>(&self, read: impl FnOnce(&[u32]) -> T) -> Result<T, GrammarError> {
         self.wait();
         let mut following = self.shared.following.lock();
-        let untold = {
+        let unconsumed = {
             let answer = &mut *self.shared.answer.lock();
             if self.is_called_off(answer) || answer.tokens != self.index {
                 return Err(GrammarError("the step before it came to nothing".to_owned()));
             }
-            std::mem::take(&mut answer.untold)
+            std::mem::take(&mut answer.unconsumed)
         };
-        following.allowed(&untold).as_ref().map(|allowed| read(allowed)).map_err(Clone::clone)
+        following.allowed(&unconsumed).as_ref().map(|allowed| read(allowed)).map_err(Clone::clone)
     }
 
     /// Sets the logits of all tokens that are not allowed to negative infinity.
@@ -179,15 +179,15 @@ impl Mask {
 impl Following {
     /// Consumes further tokens, and returns the allowed tokens behind them, from the cache if
     /// possible.
-    fn allowed(&mut self, untold: &[Token]) -> &Result<Allowed, GrammarError> {
+    fn allowed(&mut self, unconsumed: &[Token]) -> &Result<Allowed, GrammarError> {
         let Self { grammar, allowed } = self;
-        if !untold.is_empty() && !matches!(allowed, Some(Err(_))) {
+        if !unconsumed.is_empty() && !matches!(allowed, Some(Err(_))) {
             *allowed = None;
         }
         allowed.get_or_insert_with(|| {
             // A panic in the grammar of one request must not fail the step of all requests.
             let find = AssertUnwindSafe(|| {
-                untold.iter().try_for_each(|token| grammar.advance(*token))?;
+                unconsumed.iter().try_for_each(|token| grammar.advance(*token))?;
                 grammar.allowed()
             });
             catch_unwind(find).unwrap_or_else(|_| Err(GrammarError("it panicked".to_owned())))
@@ -250,7 +250,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn only_what_is_allowed_is_left() {
+    fn mask_keeps_only_allowed_tokens() {
         let constraint = Constraint::new(Box::new(Only { text: vec![3, 40], end: 1, at: 0 }));
         let mut preparer = Preparer::default();
         for (index, before, expected) in [(0, None, 3), (1, Some(3), 40), (2, Some(40), 1)] {
@@ -274,7 +274,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn masks_of_tokens_that_do_not_come_wait_no_longer() {
+    fn cancelled_masks_stop_waiting() {
         let only = Only { text: vec![3, 40], end: 1, at: 0 };
         let constraint = Constraint::new(Box::new(only));
         let waits = |mask: Mask| std::thread::spawn(move || mask.read(<[u32]>::to_vec));
@@ -295,7 +295,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_grammar_that_panics_fails_alone() {
+    fn panic_of_a_grammar_fails_only_its_request() {
         #[derive(Debug)]
         struct Panics;
         impl Grammar for Panics {

@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn probabilities_are_those_of_the_logits() {
+    fn logprobs_match_the_logits() {
         let logits = [0.0, (3.0f32).ln(), f32::NEG_INFINITY, (4.0f32).ln()];
         let found = Scorer::default().score(&logits, 1, 3);
         let near = |logprob: f32, probability: f32| (logprob.exp() - probability).abs() < 1e-6;
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn of_equals_the_lower_token_comes_first_and_no_number_last() {
+    fn orders_equals_by_id_and_nan_last() {
         let logits = [1.0, f32::NAN, 2.0, 1.0, 2.0];
         let top = |count| {
             let found = Scorer::default().score(&logits, 0, count);
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn the_likeliest_are_found_whatever_the_order() {
+    fn finds_the_likeliest_in_any_order() {
         let logits: Vec<f32> = (0..1_000_u32)
             .map(|token| match token % 101 {
                 0 => f32::NAN,
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_is_scored_from_its_second_token_and_again_where_a_step_failed() {
+    fn scores_a_prompt_from_its_second_token_and_after_retries() {
         let mut scorer = Scorer::default();
         let mut scores = PromptScores::new(vec![0, 1, 1]);
         let rows = [[0.0, 1.0], [0.0, 2.0]].map(|row| scorer.score(&row, 1, 0));

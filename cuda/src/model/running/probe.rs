@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn bits_are_those_of_a_token_wherever_it_lies() {
+    fn bits_do_not_depend_on_page_positions() {
         let whole = all_bits(8, None);
         assert_eq!(all_bits(2, None), whole);
         assert_eq!(all_bits(16, None), whole);
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_digest_depends_on_every_bit_and_on_counts_that_disagree() {
+    fn digest_depends_on_every_bit_and_on_disagreements() {
         let reference = [1, 2, 3];
         let usual = digest(&reference, &[]);
         assert_eq!(digest(&reference, &[]), usual);
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn probed_tokens_are_known_to_every_model() {
+    fn probed_tokens_are_in_every_vocabulary() {
         assert!((0..2000).all(|position| token(position, 258) < 258));
         let some: std::collections::BTreeSet<_> = (0..64).map(|it| token(it, 128_256)).collect();
         assert_eq!(some.len(), 64);

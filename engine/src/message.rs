@@ -15,7 +15,7 @@ use crate::view::{Figures, View};
 
 /// A message to the driver.
 #[derive(Debug)]
-pub(crate) enum Happening {
+pub(crate) enum DriverMessage {
     Submit {
         generate: Box<Generate>,
         siblings: Vec<Sibling>,
@@ -66,16 +66,16 @@ pub(crate) struct WeightsChange {
 
 /// Sender of driver messages. Messages to an engine that has ended are dropped.
 #[derive(Clone, Debug)]
-pub(crate) struct Happenings(mpsc::UnboundedSender<Happening>);
+pub(crate) struct DriverSender(mpsc::UnboundedSender<DriverMessage>);
 
-impl Happenings {
-    pub(crate) fn channel() -> (Self, mpsc::UnboundedReceiver<Happening>) {
+impl DriverSender {
+    pub(crate) fn channel() -> (Self, mpsc::UnboundedReceiver<DriverMessage>) {
         let (sender, receiver) = mpsc::unbounded_channel();
         (Self(sender), receiver)
     }
 
-    pub(crate) fn send(&self, happening: Happening) {
-        let _ = self.0.send(happening);
+    pub(crate) fn send(&self, message: DriverMessage) {
+        let _ = self.0.send(message);
     }
 
     /// Waits until the driver no longer receives messages.

@@ -1,4 +1,4 @@
-"""Asks a program without optional parts for what it has and for what it has not."""
+"""Checks which parts a program without optional features has, and which it lacks."""
 
 import json
 import subprocess

@@ -1,8 +1,7 @@
 """An engine in PyTorch: a small model like Llama over paged KV, on the CPU or on a GPU.
 
     python examples/torch_engine.py
-    python examples/torch_engine.py --device cuda --dtype bfloat16 --layers 16 --hidden 2048 --heads
-    16 --kv-heads 4 \\
+    python examples/torch_engine.py --device cuda --dtype bfloat16 --layers 16 --hidden 2048 --heads 16 --kv-heads 4 \\
         --books 32 --book-tokens 4096 --requests 128 --running-max 8 --step-tokens-max 4096 \\
         --device-pages 2560 --host-pages 10000
 

@@ -69,7 +69,7 @@ def test_batches_are_stored_found_read_and_removed(tmp_path: Path) -> None:
     again.close()
 
 
-def test_it_does_not_start_without_what_keeps_kv_apart(tmp_path: Path) -> None:
+def test_missing_namespace_settings_are_errors(tmp_path: Path) -> None:
     for missing in MODEL:
         others = {name: value for name, value in MODEL.items() if name != missing}
         with pytest.raises(terrace.ConfigError, match=missing):
@@ -83,7 +83,7 @@ def test_it_does_not_start_without_what_keeps_kv_apart(tmp_path: Path) -> None:
     client(tmp_path).close()
 
 
-def test_every_part_of_the_namespace_keeps_kv_apart(tmp_path: Path) -> None:
+def test_every_namespace_setting_separates_kv(tmp_path: Path) -> None:
     one = client(tmp_path)
     ended(one, one.submit_batch_set(keys(1), [memoryview(bytes(16384))]))
     one.close()

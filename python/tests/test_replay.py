@@ -181,7 +181,7 @@ def test_a_sweep_has_a_row_for_each_combination() -> None:
     assert terrace.sweep(trace, {"policy": "slru"}, **SMALL)[0]["policy"] == "slru"
 
 
-def test_progress_is_told_by_the_thread_that_called_and_may_end_it() -> None:
+def test_progress_runs_on_the_calling_thread_and_may_stop_the_sweep() -> None:
     trace = Trace.synthetic("chat", requests=2000)
     told: list[tuple[int, int, threading.Thread]] = []
     grid = {"host": [0, "100k", "200k", "400k"]}
@@ -221,7 +221,7 @@ def test_costs_are_measured_steps_from_a_file_or_an_array(tmp_path: Path) -> Non
     assert row["ttft_ms_mean"] == terrace.replay(two_turns(), costs=array, host=0)["ttft_ms"]["mean"]
 
 
-def test_what_cannot_be_is_refused_with_what_could(tmp_path: Path) -> None:
+def test_invalid_settings_list_valid_ones(tmp_path: Path) -> None:
     trace = two_turns()
     for settings, message in [
         ({"hots": 1}, 'there is no setting "hots"; there are model, gpu'),
@@ -253,7 +253,7 @@ def test_what_cannot_be_is_refused_with_what_could(tmp_path: Path) -> None:
         terrace.replay(trace, costs=tmp_path / "steps.csv")
 
 
-def test_traces_that_cannot_be_are_refused(tmp_path: Path) -> None:
+def test_invalid_traces_are_refused(tmp_path: Path) -> None:
     with pytest.raises(terrace.TraceError, match="none.jsonl: No such file"):
         terrace.replay(tmp_path / "none.jsonl")
     with pytest.raises(terrace.TraceError, match="no file that ends in"):
@@ -291,7 +291,7 @@ def test_other_threads_go_on_while_a_trace_is_replayed() -> None:
 
 
 @pytest.mark.parametrize("is_sweep", [False, True])
-def test_an_interrupt_ends_a_replay_soon(is_sweep: bool) -> None:
+def test_interrupt_stops_a_replay(is_sweep: bool) -> None:
     trace = Trace.synthetic("mix", requests=300_000)
     threads = len(os.listdir("/proc/self/task"))
     began = time.monotonic()

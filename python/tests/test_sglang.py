@@ -206,7 +206,7 @@ def test_a_layout_that_cannot_be_stored_is_refused_with_the_flag_to_set(server: 
         opened(config(tmp_path, settings={"capasity": "1GiB"}), Pool())
 
 
-def test_places_that_are_not_those_of_the_keys_are_refused(server: Server, tmp_path: Path) -> None:
+def test_mismatched_places_are_refused(server: Server, tmp_path: Path) -> None:
     storage = opened(config(tmp_path), Pool())
     assert storage.batch_set_v1(KEYS[:3], indices(1, 2)) == [False] * 3
     assert storage.batch_get_v1(KEYS[:3], None) == [False] * 3
@@ -361,7 +361,7 @@ def test_namespaces_name_what_kv_depends_on(
     assert namespace_of(config(tmp_path), Pool()) == usual
 
 
-def test_what_all_ranks_have_alike_is_shared_by_them(server: Server, tmp_path: Path) -> None:
+def test_replicated_pages_are_shared_by_ranks(server: Server, tmp_path: Path) -> None:
     def of(pool: Any, **ranks: int) -> bytes:
         return namespace_of(config(tmp_path, is_mla_model=True, **ranks), pool)
 
@@ -451,7 +451,7 @@ def test_adapters_of_the_start_are_named_by_their_content(server: Server, tmp_pa
     assert namespace_of(config(tmp_path), Pool()) != ours
 
 
-def test_how_long_a_prefix_can_be_restored(server: Server) -> None:
+def test_restorable_prefix_lengths(server: Server) -> None:
     from terrace_kv.sglang.prefixes import Beside, leading, restorable_prefix
 
     yes, no = True, False

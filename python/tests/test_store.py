@@ -27,7 +27,7 @@ def filled(pages: int, page_bytes: int = 4096) -> np.ndarray:
     return np.random.default_rng(7).integers(0, 256, (pages, page_bytes), np.uint8)
 
 
-def test_what_is_stored_is_read_back(place: Place) -> None:
+def test_stored_pages_are_read_back(place: Place) -> None:
     store = place.open()
     ours = filled(8)
     theirs = np.zeros_like(ours)
@@ -102,7 +102,7 @@ def test_the_event_loop_goes_on_meanwhile(place: Place) -> None:
 
 
 @pytest.mark.parametrize("behind", [False, True])
-def test_what_survives_a_restart(tmp_path: Path, behind: bool) -> None:
+def test_restart_keeps_durable_objects(tmp_path: Path, behind: bool) -> None:
     memory = filled(2)
     for life in range(2):
         settings: dict[str, Any] = {"memory": "1MiB", "write_behind": True} if behind else {}
@@ -221,7 +221,7 @@ def test_pages_in_use_are_refused_to_others() -> None:
     assert not pages.is_lent(1), "nothing of it was begun"
 
 
-def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
+def test_invalid_settings_are_refused(tmp_path: Path) -> None:
     for place, settings, why in [
         ("nowhere", {}, "use memory, disk:FOLDER"),
         ("memory", {"capacity": MIB, "object_max": 4096, "colour": 1}, "colour"),
@@ -239,7 +239,7 @@ def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
         terrace.namespace("m", 16, slat="a misspelt salt")
 
 
-def test_what_the_package_was_built_without_is_refused_with_how_to_get_it() -> None:
+def test_missing_build_features_state_the_remedy() -> None:
     """Release builds have neither: buckets in the cloud need many libraries, and RDMA needs one
     that machines without it lack."""
     for place in ("s3://bucket/kv", "bucket:gs://bucket/kv", "az://container/kv"):
@@ -251,7 +251,7 @@ def test_what_the_package_was_built_without_is_refused_with_how_to_get_it() -> N
         terrace.Store("nodes://127.0.0.1:1", rdma="auto")
 
 
-def test_a_guarded_store_remembers_what_it_lacks() -> None:
+def test_guarded_store_caches_misses() -> None:
     store = terrace.Store("memory", capacity=MIB, object_max=4096, guard={"negative_ttl_ms": 60_000})
     with store.register(filled(1)) as pages:
         for _ in range(3):
@@ -259,7 +259,7 @@ def test_a_guarded_store_remembers_what_it_lacks() -> None:
     assert store.stats()["guard"]["negative_hits"] > 0
 
 
-def test_the_lock_is_given_away_meanwhile(tmp_path: Path) -> None:
+def test_calls_release_the_gil(tmp_path: Path) -> None:
     with terrace.Store(f"disk:{tmp_path}/store", capacity="64MiB", object_max="1MiB") as store:
         gate, came = threading.Lock(), threading.Event()
 
@@ -284,7 +284,7 @@ def test_the_lock_is_given_away_meanwhile(tmp_path: Path) -> None:
         other.join()
 
 
-def test_after_a_fork_another_one_is_opened() -> None:
+def test_fork_needs_a_new_store() -> None:
     store = terrace.Store("memory", capacity=MIB, object_max=4096)
     child = os.fork()
     if child == 0:

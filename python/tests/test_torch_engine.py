@@ -101,7 +101,7 @@ def test_answers_from_device_and_host_are_right(step_tokens_max: int, overlaps: 
     assert stats["running"] == 0 and stats["finished"] == len(asked)
 
 
-def test_without_cache_it_says_the_same_and_computes_it_all() -> None:
+def test_without_cache_answers_are_equal() -> None:
     cached, uncached, asked = engine(), engine(uses_cache=False), requests()
     for one in (cached, uncached):
         one.serve(asked, 4)
@@ -148,7 +148,7 @@ def test_steps_wait_for_copies_that_are_late(waits: bool, times: list[int]) -> N
     assert (agreement(one, asked) == 1) == waits, "whoever does not wait reads what is not there"
 
 
-def test_nobody_sleeps_when_a_copy_has_just_been_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_sleep_after_a_reported_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     one, reported = engine(), []
     monkeypatch.setattr(one.scheduler, "operation", lambda op, _: reported.append(op))
     monkeypatch.setattr(one.scheduler, "deadline", lambda: 10**9)
@@ -159,7 +159,7 @@ def test_nobody_sleeps_when_a_copy_has_just_been_reported(monkeypatch: pytest.Mo
         one.turn()
 
 
-def test_whoever_gives_up_its_place_says_the_same_in_the_end() -> None:
+def test_retracted_request_gives_the_same_answer() -> None:
     one = engine(device_pages=26)
     asked = [Request(n, BOOKS[n % 6, :20].tolist(), 50) for n in range(6)]
     one.serve(asked, 4)
@@ -167,7 +167,7 @@ def test_whoever_gives_up_its_place_says_the_same_in_the_end() -> None:
     assert {len(answer.tokens) for answer in one.answers.values()} == {50} and agreement(one, asked) == 1
 
 
-def test_a_wrong_page_is_noticed() -> None:
+def test_wrong_page_is_detected() -> None:
     one = engine()
     one.serve(requests(), 4)
     one.host_kv.zero_()

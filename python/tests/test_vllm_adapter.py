@@ -68,7 +68,7 @@ def test_lookups_are_answered_in_the_next_step(transfers: Transfers) -> None:
     assert not transfers.drain(), "answers are not jobs of the adapter's"
 
 
-def test_what_could_not_be_read_is_a_miss_even_if_its_answer_was_too_old(transfers: Transfers) -> None:
+def test_unreadable_object_is_a_miss_despite_an_expired_answer(transfers: Transfers) -> None:
     """A scheduler that gets a hit again would try to read it for ever."""
     stored(transfers, KEYS[:4])
     lookups = lookups_of(transfers)
@@ -80,7 +80,7 @@ def test_what_could_not_be_read_is_a_miss_even_if_its_answer_was_too_old(transfe
     assert step(lookups, transfers, KEYS[:4]) == ["miss"] * 3 + ["hit"]
 
 
-def test_what_was_stored_since_is_found(transfers: Transfers) -> None:
+def test_newly_stored_objects_are_hits(transfers: Transfers) -> None:
     lookups = lookups_of(transfers)
     step(lookups, transfers, KEYS[:2])
     assert step(lookups, transfers, KEYS[:2]) == ["miss"] * 2
@@ -90,7 +90,7 @@ def test_what_was_stored_since_is_found(transfers: Transfers) -> None:
     assert step(lookups, transfers, KEYS[:2]) == ["hit"] * 2
 
 
-def test_an_answer_from_before_something_was_stored_is_not_believed(transfers: Transfers) -> None:
+def test_answers_older_than_a_store_are_ignored(transfers: Transfers) -> None:
     """Whether or not the store has answered by then."""
     lookups = lookups_of(transfers)
     for at in range(0, len(KEYS), 100):
@@ -103,7 +103,7 @@ def test_an_answer_from_before_something_was_stored_is_not_believed(transfers: T
         assert step(lookups, transfers, keys) == ["hit"] * 100
 
 
-def test_a_question_that_cannot_be_asked_is_a_miss(transfers: Transfers) -> None:
+def test_failed_lookup_is_a_miss(transfers: Transfers) -> None:
     lookups = lookups_of(transfers)
     assert lookups.lookup(KEYS[0], None) == "retry"
     transfers.close()
@@ -112,7 +112,7 @@ def test_a_question_that_cannot_be_asked_is_a_miss(transfers: Transfers) -> None
     assert lookups.lookup(KEYS[0], None) == "miss" and not lookups.pending()
 
 
-def test_answers_grow_old(transfers: Transfers) -> None:
+def test_answers_expire(transfers: Transfers) -> None:
     lookups = lookups_of(transfers, seconds=0)
     step(lookups, transfers, KEYS[:2])
     assert step(lookups, transfers, KEYS[:2]) == ["miss"] * 2
@@ -174,7 +174,7 @@ def test_a_lookup_of_something_else_is_refused(transfers: Transfers) -> None:
     assert lookup(b"", None) == "retry"
 
 
-def test_the_schedulers_thread_is_hardly_kept(transfers: Transfers) -> None:
+def test_lookups_are_fast(transfers: Transfers) -> None:
     lookups = lookups_of(transfers)
     step(lookups, transfers, KEYS)
     step(lookups, transfers, KEYS)
@@ -324,7 +324,7 @@ def test_versions_that_were_not_tested_are_tried(caplog: pytest.LogCaptureFixtur
         versions.check("0.28.3")
 
 
-def test_counters_are_told_by_their_growth(transfers: Transfers) -> None:
+def test_counters_are_reported_as_increases(transfers: Transfers) -> None:
     growth = Growth()
     stored(transfers, KEYS[:3])
     assert growth.of(transfers) == {

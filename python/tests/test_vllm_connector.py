@@ -368,7 +368,7 @@ def test_an_ended_request_keeps_its_blocks_until_they_are_copied(
     worker.until(lambda: worker.done() == 10)
 
 
-def test_a_mover_that_fails_keeps_nobody_waiting(
+def test_failed_mover_blocks_no_request(
     store: dict[str, Any], workers: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine()
@@ -559,7 +559,7 @@ def test_running_requests_wait_a_moment_for_copies_and_no_longer(
     assert not both.scheduler.is_waiting_for_blocks() and both.scheduler._skipped == 8
 
 
-def test_what_could_not_be_saved_is_saved_later(pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_saves_are_retried(pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler_side, "RETRY_INTERVAL_S", 0.05)
     both = pair()
     transfers = both.workers[0].side._transfers
@@ -584,7 +584,7 @@ def test_what_could_not_be_saved_is_saved_later(pair: Callable[..., Pair], monke
     assert (again.first, again.blocks) == (1, [1, 2, 3, 4, 5])
 
 
-def test_what_could_not_be_loaded_is_saved_when_it_is_computed(pair: Callable[..., Pair]) -> None:
+def test_failed_loads_are_saved_after_computing(pair: Callable[..., Pair]) -> None:
     both = pair()
     first = Request("a", 6)
     begin(both, first, list(range(6)))
@@ -605,7 +605,7 @@ def test_what_could_not_be_loaded_is_saved_when_it_is_computed(pair: Callable[..
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_nothing_is_saved_that_was_computed_from_blocks_that_did_not_come(
+def test_blocks_computed_from_failed_loads_are_not_saved(
     ranks: int, pair: Callable[..., Pair]
 ) -> None:
     """If steps wait for their loads, a step goes on with the blocks that arrived; and only one rank
@@ -782,7 +782,7 @@ def test_f77_a_reset_that_connectors_are_not_told_of_is_noticed(pair: Callable[.
     assert both.match(Request("c", 6)) == 0
 
 
-def test_requests_that_must_compute_their_prompts_do_not_ask(pair: Callable[..., Pair]) -> None:
+def test_requests_that_skip_the_cache_are_not_looked_up(pair: Callable[..., Pair]) -> None:
     both = pair()
     request = Request("a", 6)
     begin(both, request, list(range(6)))

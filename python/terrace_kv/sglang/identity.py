@@ -98,7 +98,7 @@ class Identity:
         its cache is cleared."""
         return hashlib.sha256(key_of(weight_version(), self._cleared, *self._life())).digest()
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Makes all pages stored so far unknown."""
         self._cleared += 1
 

@@ -42,7 +42,7 @@ class Metrics:
                 calls.append((pages, size / GIB / max(seconds, 1e-9)))
                 del calls[:-CALLS_MAX]
 
-    def told(self, figures: Mapping[str, Any]) -> Any:
+    def drain(self, figures: Mapping[str, Any]) -> Any:
         """Events since the last call, in SGLang's form. ``figures`` are functions, one per pool,
         called only when needed."""
         if not self._is_wanted:

@@ -184,11 +184,11 @@ class TerraceStorage(HiCacheStorage):  # type: ignore[misc]
     def clear(self) -> None:
         """Makes everything that was stored so far invisible to this server until it restarts. Other servers that share the store
         still see it."""
-        self._identity.begin_anew()
+        self._identity.reset()
 
     def get_stats(self) -> Any:
         """Values for SGLang's own metrics, since the last call."""
-        return self._metrics.told({name: pages.transfers.stats for name, pages in list(self._pages.items())})
+        return self._metrics.drain({name: pages.transfers.stats for name, pages in list(self._pages.items())})
 
     def close(self) -> None:
         """Waits for calls in flight, and closes the store, which makes what is on disk durable."""

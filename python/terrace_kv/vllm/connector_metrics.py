@@ -12,7 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 
 from ..store import Store
 from ..transfers import BUCKETS, Completed, Transfers
-from .metrics import BREAKER, DOCUMENTS, INTERVAL_S, SECONDS, Growth, is_left_alone
+from .metrics import BREAKER, DOCUMENTS, INTERVAL_S, SECONDS, Growth, breaker_open
 
 SKIPPED = "vllm:terrace_blocks_skipped"
 _ALL = DOCUMENTS | {SKIPPED: ("Blocks whose save was given up: the store was slower than the engine, or failed.", ("tier",))}
@@ -80,7 +80,7 @@ class ConnectorFigures:
         if skipped > self._skipped:
             data[json.dumps([SKIPPED, self._side])] = skipped - self._skipped
             self._skipped = skipped
-        data[json.dumps([BREAKER, self._side])] = int(is_left_alone(store))
+        data[json.dumps([BREAKER, self._side])] = int(breaker_open(store))
         return ConnectorStats(data=data)
 
 

@@ -35,7 +35,7 @@ class Lineage:
         before, self._cached = self._cached, _cached(self._pool)
         return self._cached is not before
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Changes the names of blocks to unique ones from now on."""
         self._suffix = hashlib.sha256(key_of(self._suffix, os.urandom(16))).digest()[:16]
         self._cached = _cached(self._pool)

@@ -95,11 +95,11 @@ class TierFigures:
         for kind, seconds in self._times:
             stats.observe_histogram(SECONDS, seconds, (self._tier, kind))
         self._times.clear()
-        stats.set_gauge(BREAKER, int(is_left_alone(store)), (self._tier,))
+        stats.set_gauge(BREAKER, int(breaker_open(store)), (self._tier,))
         return stats
 
 
-def is_left_alone(store: Store) -> bool:
+def breaker_open(store: Store) -> bool:
     """Whether the circuit breaker is open."""
     guard = store.stats().get("guard") or {}
     return guard.get("breaker") == "open"

@@ -116,7 +116,7 @@ class SchedulerSide:
         """Called when the engine sleeps or may have new weights. Earlier KV is no longer found, and
         blocks that requests have computed so far are not saved. Blocks already sent to workers
         keep their names."""
-        self._lineage.begin_anew()
+        self._lineage.reset()
         self._state.unsaved.clear()
         for known in self._state.requests.values():
             known.question = known.answer = None

@@ -168,7 +168,7 @@ def test_f77_kv_of_new_weights_is_not_shared_with_engines_of_the_old(
     assert hit.cached == found and hit.tokens == plain.tokens
 
 
-def test_requests_that_must_compute_their_prompts_do_not_ask(
+def test_requests_that_skip_the_cache_are_not_looked_up(
     first: Host, second: Host, model: Path, plain: Answer, door: tuple[Door, list[int]], tmp_path: Path
 ) -> None:
     settings, (transfer, found) = on_disk(tmp_path), door

@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_happens_at_the_same_moment_happens_in_the_order_of_being_known() {
+    fn events_of_equal_time_keep_their_order() {
         let mut agenda = Agenda::default();
         for (at_us, worker) in [(5, 0), (3, 1), (5, 2), (3, 3)] {
             agenda.add(at_us, Due::Wake { worker });
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_dead_worker_began_happens_to_nobody() {
+    fn drops_events_of_a_failed_worker() {
         let mut agenda = Agenda::default();
         agenda.add(5, Due::Step { worker: 1 });
         agenda.add(6, Due::Step { worker: 0 });

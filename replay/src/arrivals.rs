@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_waits_for_the_answer_before_it_and_for_its_user() {
+    fn turn_waits_for_the_previous_answer_and_think_time() {
         let trace = trace();
         let mut arrivals = Arrivals::new(&trace, Arrival::default(), Sessions::Wait);
         assert_eq!((arrivals.pop(0), arrivals.next_us(0)), (Some(0), Some(150)));
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn by_the_clock_nobody_waits() {
+    fn by_the_clock_turns_do_not_wait() {
         let trace = trace();
         let mut arrivals = Arrivals::new(&trace, Arrival::default(), Sessions::ByTheClock);
         let mut order = Vec::new();

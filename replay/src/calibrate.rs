@@ -79,6 +79,9 @@ impl Measurement {
 
 impl Calibration {
     /// Compares a preset, and costs fitted to the measurements, with measured steps.
+    ///
+    /// # Errors
+    /// Fails if there are too few measurements.
     pub fn new(preset_cost: CostModel, measured: &[Measurement]) -> Result<Self, ReplayError> {
         let fit = CostModel::fit(measured)?;
         let is_held_back = measured.len() >= STEPS_MIN;
@@ -164,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_told_by_kind_and_fitting_removes_them() {
+    fn reports_errors_by_kind_and_fit_removes_them() {
         let preset = CostModel::preset("llama-3.1-8b", "h200", 1).unwrap();
         let found = Calibration::new(preset, &measured(&preset, 1.25)).unwrap();
         let kinds: Vec<_> = found.preset.iter().map(|of| (of.kind, of.steps)).collect();
@@ -184,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn with_few_steps_nothing_is_said_of_steps_that_were_not_fitted() {
+    fn few_steps_skip_cross_validation() {
         let preset = CostModel::preset("llama-3.1-8b", "h200", 1).unwrap();
         let few = &measured(&preset, 1.0)[..10];
         assert_eq!(Calibration::new(preset, few).unwrap().fitted, []);

@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn measured_sizes_reach_what_was_measured() {
+    fn measured_sizes_have_measured_rates() {
         near(CopyWay::Batch.to_device(16 << 10, PEAK), 4.0e9);
         near(CopyWay::Batch.to_host(256 << 10, PEAK), 50.8e9);
         near(CopyWay::Single.to_device(64 << 10, PEAK), 15.1e9);
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn larger_pieces_are_never_slower_and_none_beats_the_link() {
+    fn rates_grow_with_size_up_to_the_peak() {
         for way in [CopyWay::Kernel, CopyWay::Batch, CopyWay::Single] {
             for peak in [25e9, PEAK] {
                 let rates = (9..24).map(|power| way.to_device(1 << power, peak));
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn very_small_pieces_cost_a_call_each() {
+    fn tiny_pieces_cost_a_call_each() {
         let [small, half] = [8 << 10, 4 << 10].map(|bytes| CopyWay::Single.to_device(bytes, PEAK));
         assert!((1.9..2.1).contains(&(small / half)), "{small} {half}");
     }

@@ -84,6 +84,9 @@ const ACTIVATION_BYTES: f64 = 2.0;
 
 impl CostModel {
     /// Returns the costs of a model on `tensor_parallel` GPUs, both by name.
+    ///
+    /// # Errors
+    /// Fails if the model or the GPU is unknown, or there is no GPU.
     pub fn preset(model: &str, gpu: &str, tensor_parallel: u32) -> Result<Self, ReplayError> {
         let (model, gpu) = (ModelSpec::named(model)?, Gpu::named(gpu)?);
         if !(1..=64).contains(&tensor_parallel) {
@@ -226,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_decode_waits_for_the_weights_and_a_long_prefill_for_the_products() {
+    fn decode_is_weight_bound_and_long_prefill_compute_bound() {
         let cost = CostModel::preset("llama-3.1-8b", "h100", 1).unwrap();
         let one = StepShape { decode_rows: 1, decode_context: 1, ..StepShape::default() };
         let ms = cost.step_ns(&one) as f64 / 1e6;
@@ -238,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_cost_what_the_whole_costs_in_pairs() {
+    fn chunking_keeps_the_number_of_pairs() {
         let (mut whole, mut parts) = (StepShape::default(), StepShape::default());
         whole.add_chunk(100, 50);
         parts.add_chunk(100, 20);
@@ -247,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn two_gpus_are_faster_than_one_but_not_twice() {
+    fn two_gpus_are_less_than_twice_as_fast() {
         let steps = [1, 2].map(|gpus| {
             let cost = CostModel::preset("llama-3.1-70b", "h200", gpus).unwrap();
             cost.step_ns(&StepShape { decode_rows: 8, ..StepShape::default() })
@@ -262,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn gpus_wait_for_the_bytes_that_they_exchange() {
+    fn exchange_takes_time_per_byte() {
         // 8,192 tokens of 8,192 numbers, twice in each of 80 layers, 7/4 of it over each GPU's link.
         for (gpu, expected) in [("h100", 80.0..90.0), ("l40s", 1450.0..1600.0)] {
             let with = CostModel::preset("llama-3.1-70b", gpu, 8).unwrap();
@@ -275,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_mixture_those_experts_are_read_that_some_token_goes_to() {
+    fn reads_only_selected_experts() {
         let cost = CostModel::preset("deepseek-v3", "h200", 8).unwrap();
         let read_ms = |rows| {
             let shape = StepShape { decode_rows: rows, ..StepShape::default() };
@@ -290,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn kv_that_every_gpu_has_is_read_by_every_gpu() {
+    fn replicated_kv_is_read_by_every_gpu() {
         let context_ns =
             |model, gpus| CostModel::preset(model, "h200", gpus).unwrap().decode_context_ns;
         assert_eq!(context_ns("deepseek-v3", 8), context_ns("deepseek-v3", 1));
@@ -299,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_is_answered_with_those_that_are_known() {
+    fn unknown_name_error_lists_known_names() {
         let error = CostModel::preset("gpt-9", "h100", 1).unwrap_err().to_string();
         assert!(error.contains("gpt-9") && error.contains("qwen2.5-32b"), "{error}");
     }

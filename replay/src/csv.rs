@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn every_line_has_every_column() {
+    fn every_line_has_all_columns() {
         let trace = Synthetic { requests: 60, ..Synthetic::default() }.trace().unwrap();
         let mut options = Options::default();
         options.set(Setting::Device, "200k");
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_break_a_line_is_quoted() {
+    fn quotes_special_characters() {
         let row = vec!["a,b".to_owned(), "say \"x\"".to_owned()];
         assert_eq!(
             lines(&["one".to_owned(), "two".to_owned()], vec![row]),

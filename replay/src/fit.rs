@@ -176,6 +176,9 @@ impl CostModel {
     /// by the number of tokens are tried; each is corrected by its fit until it is stable, and the
     /// best is taken. Experts and exchanges between GPUs cannot be separated from the other terms,
     /// and are included in them.
+    ///
+    /// # Errors
+    /// Fails if there are too few measurements.
     pub fn fit(measurements: &[Measurement]) -> Result<Fit, ReplayError> {
         // A term that is always zero cannot be fitted; the weights term is used only in divisions
         // with weight-bound steps.
@@ -404,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn the_weights_are_found_where_some_steps_wait_for_them() {
+    fn fits_weights_of_weight_bound_steps() {
         for (model, gpu) in
             [("llama-3.1-8b", "h200"), ("qwen2.5-32b", "h100"), ("mistral-7b", "l40s")]
         {
@@ -426,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn known_costs_are_found_again() {
+    fn fit_recovers_known_costs() {
         let fit = CostModel::fit(&measured(&known(), 0.0)).unwrap();
         let (found, known) = (fit.cost, known());
         let pairs = [
@@ -443,13 +446,13 @@ mod tests {
     }
 
     #[test]
-    fn the_residual_tells_of_noise() {
+    fn residual_reflects_noise() {
         let fit = CostModel::fit(&measured(&known(), 0.05)).unwrap();
         assert!((0.03..0.07).contains(&fit.relative_residual), "{fit:?}");
     }
 
     #[test]
-    fn no_cost_is_negative() {
+    fn fitted_costs_are_non_negative() {
         let mut measurements = measured(&known(), 0.0);
         for measurement in &mut measurements {
             measurement.step_us = 1000.0 + 1e9 / (1.0 + measurement.decode_rows as f64);
@@ -460,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn csv_and_json_say_the_same() {
+    fn csv_and_json_are_equivalent() {
         let csv = "decode_rows, decode_context, step_us\n8, 1000, 7000.5\n\n9, 2000, 7100\n";
         let json = "{\"decode_rows\":8,\"decode_context\":1000,\"step_us\":7000.5}\n\
                     {\"decode_rows\":9,\"decode_context\":2000,\"step_us\":7100}\n";
@@ -470,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_not_understood_is_named() {
+    fn error_names_the_invalid_line() {
         for (text, line) in [
             ("decode_rows,step_us\n1,2\n3\n", 3),
             ("decode_rows,step_us\n1,2\n\nx,3\n", 4),

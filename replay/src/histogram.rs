@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_value_lies_in_its_bucket() {
+    fn values_lie_in_their_buckets() {
         for value in (0..100_000).chain([1 << 40, (1 << 40) - 1, u64::MAX >> 3]) {
             let bucket = bucket_of(value);
             assert!(first_of(bucket) <= value && value < first_of(bucket + 1), "{value}");
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_may_count_many_times() {
+    fn counts_repeated_values() {
         let mut histogram = Histogram::default();
         histogram.record(100, 99);
         histogram.record(5000, 1);

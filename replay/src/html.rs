@@ -203,7 +203,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_page_of_a_replay_is_well_formed_and_needs_nothing_else() {
+    fn replay_page_is_well_formed_and_self_contained() {
         for trace in traces() {
             let mut report = crate::replay(&trace, &small_options().config().unwrap()).unwrap();
             report.config.model = HOSTILE.to_owned();
@@ -218,7 +218,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_page_of_a_sweep_is_well_formed_and_needs_nothing_else() {
+    fn sweep_page_is_well_formed_and_self_contained() {
         let axes = ["host=0,200k", "policy=lru,slru", "l3=0,unlimited", "order=arrival,priority"];
         let axes: Vec<Axis> = axes.iter().map(|text| Axis::parse(text).unwrap()).collect();
         // With one, two and four axes: separate plots for the dimensions that do not fit one.
@@ -250,7 +250,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_figures_are_in_the_page() {
+    fn page_embeds_the_figures() {
         let report = crate::replay(&traces()[1], &small_options().config().unwrap()).unwrap();
         let data = data(&report_page("trace", &report));
         assert_eq!(data["finished"], report.finished);

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn times_have_the_unit_that_fits() {
+    fn times_use_a_suitable_unit() {
         let times = [0.0, 0.25, 1.0, 312.4, 1234.0, 12_345.0, 75_000.0].map(milliseconds);
         let expected = ["0 ms", "250 µs", "1.00 ms", "312 ms", "1.23 s", "12.3 s", "1 min 15 s"];
         assert_eq!(times, expected);

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_comes_later_waits_for_those_before() {
+    fn later_transfers_wait() {
         let mut link = link(1_000_000_000);
         let first = link.carry(100, 1_000_000);
         assert_eq!(first, carried(100_000, 1_100_000));
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_over_two_links_take_as_long_as_over_the_slower() {
+    fn two_links_take_the_time_of_the_slower() {
         for (store, network) in [(2_000_000_000, 1_000_000_000), (1_000_000_000, 2_000_000_000)] {
             let (mut store, mut network) = (link(store), link(network));
             let read = store.carry(0, 1_000_000);
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fast_link_behind_a_slow_one_is_mostly_free() {
+    fn fast_link_behind_a_slow_one_is_mostly_free() {
         let (mut slow, mut fast) = (link(1_000_000_000), link(4_000_000_000));
         let sent = slow.carry(0, 1_000_000);
         let written = fast.carry_behind(0, sent, 1_000_000);
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn all_together_take_as_long_as_their_bytes() {
+    fn total_time_equals_total_bytes() {
         let mut link = link(3_000_000);
         let last = (0..100).map(|bytes| link.carry(0, bytes * 1000).end_ns).last();
         assert!(last.unwrap().abs_diff(4_950_000 * 1_000 / 3) < 100);

@@ -356,7 +356,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn the_least_recently_used_pages_go_first(
+        fn evicts_the_least_recently_used_pages(
             pages_max in 1usize..40,
             operations in collection::vec(
                 (collection::vec(bool::ANY, 12), array::uniform4(0usize..13), bool::ANY), 1..200),
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_gone_leaves_the_log_too() {
+    fn log_is_compacted_after_evictions() {
         let mut lru = LruPages::new(100);
         for sequence in 0..4000u64 {
             let turns: Vec<_> = (0..20).map(|page| sequence >> page & 1 == 1).collect();

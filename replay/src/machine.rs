@@ -301,21 +301,21 @@ mod tests {
     }
 
     #[test]
-    fn the_kv_of_a_token_weighs_what_its_layers_keep() {
+    fn kv_bytes_match_the_layers() {
         assert_eq!(ModelSpec::LLAMA_3_1_8B.kv_bytes_per_token(), 128 * 1024);
         assert_eq!(ModelSpec::LLAMA_3_1_70B.kv_bytes_per_token(), 320 * 1024);
         assert_eq!(deepseek().kv_bytes_per_token(), 61 * 576 * 2);
     }
 
     #[test]
-    fn kv_heads_are_not_cut() {
+    fn kv_heads_are_not_divided() {
         let llama = ModelSpec::LLAMA_3_1_70B;
         assert_eq!([1, 2, 8, 16].map(|gpus| llama.kv_parts(gpus)), [1.0, 2.0, 8.0, 8.0]);
         assert_eq!([1, 8].map(|gpus| deepseek().kv_parts(gpus)), [1.0, 1.0]);
     }
 
     #[test]
-    fn what_every_gpu_has_fits_once() {
+    fn replicated_kv_counts_once() {
         let tokens = deepseek().device_tokens(&Gpu::H200, 8, 8192);
         assert!((500_000..800_000).contains(&tokens), "{tokens}");
         let alone = ModelSpec::LLAMA_3_1_8B.device_tokens(&Gpu::H100, 1, 8192);
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn experts_and_the_rest_are_all_weights() {
+    fn experts_and_common_weights_add_up() {
         let model = deepseek();
         let experts = model.parameters - model.common_parameters();
         let active = model.common_parameters() + experts * model.expert_share();

@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_chosen_is_the_default() {
+    fn empty_options_are_the_default() {
         assert_eq!(config(&[]).unwrap(), Config::default());
     }
 
@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn clusters_are_written_in_short() {
+    fn parses_cluster_notation() {
         let config = config(&[
             ("gpu", "h200"),
             ("gpus", "4"),
@@ -526,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn values_of_a_setting_can_be_put_in_order() {
+    fn sorts_values_of_a_setting() {
         let sorted = |setting: Setting, values: &[&str]| {
             let sizes: Option<Vec<f64>> =
                 values.iter().map(|value| setting.magnitude(value)).collect();
@@ -548,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn other_choices_reach_their_setting() {
+    fn applies_other_settings() {
         let config = config(&[
             ("gpu", "h200"),
             ("gpus", "4"),
@@ -592,7 +592,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_with_the_limit() {
+    fn rejects_invalid_values_with_the_limit() {
         let cases: [(&[(&str, &str)], &str); 18] = [
             (&[("warm-up", "100%")], "use a share of the requests like 10%"),
             (&[("slo-ttft", "0ms")], "use a time above 0"),

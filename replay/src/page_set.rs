@@ -110,7 +110,7 @@ pub(crate) mod tests {
 
     proptest::proptest! {
         #[test]
-        fn it_holds_what_was_put_into_it_and_nothing_else(
+        fn holds_exactly_the_inserted_pages(
             operations in proptest::collection::vec(
                 (proptest::collection::vec(proptest::bool::ANY, 12),
                  proptest::array::uniform4(0usize..13), proptest::bool::ANY), 1..40),

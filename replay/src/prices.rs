@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everything_is_paid_for_by_the_hour() {
+    fn all_resources_cost_per_hour() {
         let prices = Prices { gpu_hour: 2.0, host_gb_month: 7.3, l3_gb_month: 0.73 };
         let spend = prices.spend(&Bill {
             gpus_per_hour: 16.0,

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_lies_between_what_is_kept_and_what_is_not() {
+    fn limit_lies_between_met_and_violated_rates() {
         let config = config(&[(Setting::SloTtft, "2s"), (Setting::SloTpot, "60ms")]);
         let found = search(&config, 2).unwrap();
         let (best, broken) = (found.best.unwrap(), found.broken.unwrap());
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_promise_that_cannot_be_kept_or_broken_ends_the_search() {
+    fn unreachable_or_trivial_slo_ends_the_search() {
         let never = search(&config(&[(Setting::SloTtft, "1us")]), 2).unwrap();
         assert!(never.best.is_none() && never.broken.is_some(), "{never:?}");
         let always = search(&config(&[(Setting::SloTtft, "3600s")]), 2).unwrap();
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_is_judged_by_the_requests_of_all_days() {
+    fn rate_is_judged_over_all_days() {
         let config = config(&[(Setting::SloTtft, "2s"), (Setting::SloTpot, "60ms")]);
         let first = Synthetic { requests: 80, ..Synthetic::default() }.trace().unwrap();
         let days = [first.another_day(1), first.another_day(2), first];
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_promise_there_is_nothing_to_find() {
+    fn search_needs_an_slo() {
         let refused = search(&config(&[]), 1).unwrap_err().to_string();
         assert!(refused.contains("set an SLO first"), "{refused}");
         let looped = [(Setting::SloTtft, "1s"), (Setting::Concurrency, "4")];

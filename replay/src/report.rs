@@ -441,7 +441,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn samples_make_a_distribution() {
+    fn summarises_samples() {
         let spread = Distribution::of_ns((1..=1000).rev().map(|n| n * 1_000_000).collect());
         assert_eq!((spread.p50, spread.p90, spread.p99), (500.0, 900.0, 990.0));
         assert_eq!((spread.count, spread.mean, spread.max), (1000, 500.5, 1000.0));

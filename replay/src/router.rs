@@ -14,16 +14,16 @@ use crate::page_set::digest;
 pub(crate) struct Router {
     config: RouterConfig,
     next: usize,
-    workers: Vec<Known>,
+    workers: Vec<WorkerState>,
     /// Events of workers that are in transit, in order of arrival.
-    on_the_way: VecDeque<Told>,
+    in_transit: VecDeque<EventsInTransit>,
     /// Worker by session or group.
     together: HashedMap<u64, usize>,
 }
 
 /// The router's view of a worker.
 #[derive(Debug)]
-struct Known {
+struct WorkerState {
     /// Pages by digest, with a bit set of their tiers.
     pages: HashedMap<u64, u8>,
     /// Prompt tokens still to compute.
@@ -38,7 +38,7 @@ struct Known {
 }
 
 #[derive(Debug)]
-struct Told {
+struct EventsInTransit {
     at_us: u64,
     worker: usize,
     events: KvEvents,
@@ -56,7 +56,7 @@ pub(crate) struct Route {
 
 /// A request, as far as routing depends on it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked<'a> {
+pub(crate) struct RoutingQuery<'a> {
     pub(crate) input_tokens: u32,
     pub(crate) page_size: u32,
     /// Page keys; needed only if the policy uses events.
@@ -69,7 +69,7 @@ impl Router {
     /// Creates a router for workers with the given roles and times per token.
     pub(crate) fn new(config: RouterConfig, workers: &[(Role, f64)]) -> Self {
         let fastest = workers.iter().map(|(_, token_ns)| *token_ns).fold(f64::INFINITY, f64::min);
-        let known = |&(role, token_ns): &(Role, f64)| Known {
+        let known = |&(role, token_ns): &(Role, f64)| WorkerState {
             pages: HashedMap::default(),
             pending_tokens: 0,
             context_tokens: 0,
@@ -82,7 +82,7 @@ impl Router {
             config,
             next: 0,
             workers: workers.iter().map(known).collect(),
-            on_the_way: VecDeque::new(),
+            in_transit: VecDeque::new(),
             together: HashedMap::default(),
         }
     }
@@ -96,9 +96,9 @@ impl Router {
     }
 
     /// Selects a worker for an arriving request; none if all are down.
-    pub(crate) fn route(&mut self, now_us: u64, asked: &Asked<'_>) -> Option<Route> {
+    pub(crate) fn route(&mut self, now_us: u64, asked: &RoutingQuery<'_>) -> Option<Route> {
         self.hear_what_has_come(now_us);
-        let begins = |worker: &Known| worker.role != Role::Decode;
+        let begins = |worker: &WorkerState| worker.role != Role::Decode;
         let worker = match self.config.routing {
             Routing::RoundRobin => {
                 let count = self.workers.len();
@@ -119,18 +119,18 @@ impl Router {
         if matches!(self.config.routing, Routing::SessionAffine) {
             self.together.insert(asked.family, worker);
         }
-        let tokens = self.workers[worker].has_to_compute(asked);
+        let tokens = self.workers[worker].tokens_to_compute(asked);
         Some(self.send(worker, tokens, asked))
     }
 
     /// Selects a worker to decode a computed request; none if all are down.
-    pub(crate) fn route_decode(&mut self, asked: &Asked<'_>) -> Option<Route> {
+    pub(crate) fn route_decode(&mut self, asked: &RoutingQuery<'_>) -> Option<Route> {
         let worker = self.cheapest(1.0, asked, |worker| worker.role == Role::Decode)?;
         // Its KV is transferred, so almost nothing is left to compute.
         Some(self.send(worker, 1, asked))
     }
 
-    fn send(&mut self, worker: usize, tokens: u32, asked: &Asked<'_>) -> Route {
+    fn send(&mut self, worker: usize, tokens: u32, asked: &RoutingQuery<'_>) -> Route {
         let known = &mut self.workers[worker];
         known.pending_tokens += u64::from(tokens);
         known.context_tokens += u64::from(asked.input_tokens);
@@ -144,7 +144,7 @@ impl Router {
         let known = &mut self.workers[worker];
         known.is_up = false;
         known.pages.clear();
-        self.on_the_way.retain(|told| told.worker != worker);
+        self.in_transit.retain(|events| events.worker != worker);
     }
 
     /// Marks a worker as recovered.
@@ -157,13 +157,13 @@ impl Router {
     fn cheapest(
         &self,
         load_weight: f64,
-        asked: &Asked<'_>,
-        among: impl Fn(&Known) -> bool,
+        asked: &RoutingQuery<'_>,
+        among: impl Fn(&WorkerState) -> bool,
     ) -> Option<usize> {
-        let price = |worker: &Known| {
+        let price = |worker: &WorkerState| {
             let decodes = self.config.decode_weight * worker.context_tokens as f64;
             let load = worker.pending_tokens as f64 + decodes;
-            (f64::from(worker.has_to_compute(asked)) + load_weight * load) * worker.slowness
+            (f64::from(worker.tokens_to_compute(asked)) + load_weight * load) * worker.slowness
         };
         let prices = self.workers.iter().map(price).zip(&self.workers).enumerate();
         let prices = prices.filter(|(_, (_, worker))| worker.is_up && among(worker));
@@ -191,12 +191,16 @@ impl Router {
             return;
         }
         let at_us = now_us + self.config.event_delay_us;
-        self.on_the_way.push_back(Told { at_us, worker, events: std::mem::take(events) });
+        self.in_transit.push_back(EventsInTransit {
+            at_us,
+            worker,
+            events: std::mem::take(events),
+        });
     }
 
     fn hear_what_has_come(&mut self, now_us: u64) {
-        while self.on_the_way.front().is_some_and(|told| told.at_us <= now_us)
-            && let Some(Told { worker, events, .. }) = self.on_the_way.pop_front()
+        while self.in_transit.front().is_some_and(|events| events.at_us <= now_us)
+            && let Some(EventsInTransit { worker, events, .. }) = self.in_transit.pop_front()
         {
             if events.is_snapshot {
                 self.workers[worker].pages.clear();
@@ -231,9 +235,9 @@ impl Router {
     }
 }
 
-impl Known {
+impl WorkerState {
     /// Returns the estimated number of prompt tokens that the worker has to compute.
-    fn has_to_compute(&self, asked: &Asked<'_>) -> u32 {
+    fn tokens_to_compute(&self, asked: &RoutingQuery<'_>) -> u32 {
         let found = asked.keys.iter().take_while(|&&key| self.pages.contains_key(&digest(key)));
         asked.input_tokens.saturating_sub(found.count() as u32 * asked.page_size).max(1)
     }
@@ -276,8 +280,8 @@ mod tests {
         Router::new(config, &vec![(Role::Both, 1.0); workers])
     }
 
-    fn asked(input_tokens: u32, keys: &[PageKey]) -> Asked<'_> {
-        Asked { input_tokens, page_size: 16, keys, family: 0 }
+    fn asked(input_tokens: u32, keys: &[PageKey]) -> RoutingQuery<'_> {
+        RoutingQuery { input_tokens, page_size: 16, keys, family: 0 }
     }
 
     fn goes_to(router: &mut Router, input_tokens: u32, keys: &[PageKey]) -> (usize, u32) {
@@ -286,14 +290,14 @@ mod tests {
     }
 
     #[test]
-    fn round_robin_goes_round() {
+    fn round_robin_alternates() {
         let mut router = router(Routing::RoundRobin, 3);
         let workers: Vec<_> = (0..7).map(|_| goes_to(&mut router, 100, &[]).0).collect();
         assert_eq!(workers, [0, 1, 2, 0, 1, 2, 0]);
     }
 
     #[test]
-    fn a_request_goes_where_its_prefix_is_until_that_worker_is_busy() {
+    fn prefers_the_prefix_until_that_worker_is_busy() {
         let mut router = router(Routing::PrefixAware { load_weight: 1.0 }, 2);
         router.hear_one(1, &stored(KvTier::Device, keys(4)));
         assert_eq!(goes_to(&mut router, 80, &keys(5)), (1, 16));
@@ -305,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn who_decodes_for_many_is_spared() {
+    fn decode_load_reduces_preference() {
         let mut router = router(Routing::LeastLoaded, 2);
         router.config.decode_weight = 0.25;
         let long = router.route(0, &asked(4000, &[])).unwrap();
@@ -319,20 +323,20 @@ mod tests {
     }
 
     #[test]
-    fn who_belongs_together_stays_together() {
+    fn sessions_keep_their_worker() {
         let mut router = router(Routing::SessionAffine, 3);
-        let of = |family| Asked { family, ..asked(100, &[]) };
+        let of = |family| RoutingQuery { family, ..asked(100, &[]) };
         let workers = [7, 8, 7, 7, 9, 8].map(|family| router.route(0, &of(family)).unwrap().worker);
         assert_eq!(workers, [0, 1, 0, 0, 2, 1]);
     }
 
     #[test]
-    fn who_is_not_there_is_sent_nothing_and_the_slow_less() {
+    fn skips_failed_workers_and_spares_slow_ones() {
         for routing in [Routing::RoundRobin, Routing::LeastLoaded, Routing::SessionAffine] {
             let mut router = router(routing, 2);
             router.down(0);
             let workers = [1, 2, 3].map(|family| {
-                let asked = Asked { family, ..asked(100, &[]) };
+                let asked = RoutingQuery { family, ..asked(100, &[]) };
                 router.route(0, &asked).map(|route| route.worker)
             });
             assert_eq!(workers, [Some(1); 3], "{routing:?}");
@@ -348,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn who_only_decodes_is_sent_no_prompts() {
+    fn decode_workers_get_no_prompts() {
         let workers = [(Role::Prefill, 1.0), (Role::Decode, 1.0), (Role::Decode, 1.0)];
         let mut router = Router::new(RouterConfig::default(), &workers);
         for _ in 0..3 {
@@ -359,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_worker_tells_is_known_when_it_has_come() {
+    fn events_take_effect_after_their_delay() {
         let mut events = KvEvents::default();
         events.is_snapshot = true;
         let mut router = router(Routing::PrefixAware { load_weight: 0.0 }, 2);
@@ -372,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_there_until_it_has_left_both_tiers() {
+    fn page_counts_until_removed_from_both_tiers() {
         let mut router = router(Routing::PrefixAware { load_weight: 0.0 }, 2);
         router.hear_one(1, &stored(KvTier::Device, keys(2)));
         router.hear_one(1, &stored(KvTier::Host, keys(2)));

@@ -259,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_lost_when_intervals_become_longer() {
+    fn merging_intervals_keeps_sums() {
         let mut timeline = Timeline::new();
         for event in 0..10_000 {
             timeline.at(event * 7_919).arrivals += 1;
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_where_the_link_carried_them() {
+    fn bytes_count_in_the_interval_of_their_transfer() {
         let mut timeline = Timeline::new();
         // From 0.5 ms to 3 ms at 1 GB/s.
         let carried = Carried { start_ns: 500_000, busy_until_ns: 3_000_000, end_ns: 9_000_000 };
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn gauges_are_means_over_time() {
+    fn gauges_are_time_weighted_means() {
         let mut timeline = Timeline::new();
         timeline.gauge(250, &[100; Gauge::COUNT]);
         timeline.gauge(1_500, &[20; Gauge::COUNT]);

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_is_a_number_and_a_unit() {
+    fn parses_a_number_and_a_unit() {
         let cases = [
             ("0", Size(0)),
             ("4096", Size::kib(4)),
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_is_told_with_one_that_is() {
+    fn invalid_size_error_shows_an_example() {
         for wrong in ["foo", "", "-1", "GiB", "1.2.3GiB", "64 pages", "64MiB more", "1e3"] {
             let error = wrong.parse::<Size>().unwrap_err();
             assert!(error.starts_with(&format!("{wrong:?} is not a size")), "{error}");
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn files_have_the_same_sizes_and_the_same_advice() {
+    fn files_use_the_same_parser_and_errors() {
         let read = toml::from_str::<File>;
         assert_eq!(read("memory = \"64MiB\"").unwrap().memory, Size::mib(64));
         assert_eq!(read("memory = 4096").unwrap().memory, Size::kib(4));
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_survives_its_file_to_the_byte() {
+    fn written_size_round_trips() {
         for size in [0, 1, 1023, 1024, 1_234_567, 3 << 20, 1 << 40, 5 << 50, u64::MAX - 1] {
             let file = File { memory: Size(size) };
             let text = toml::to_string(&file).unwrap();

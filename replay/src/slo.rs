@@ -76,14 +76,14 @@ pub(crate) fn mean(figures: impl ExactSizeIterator<Item = f64>) -> f64 {
 
 /// Counts good requests.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Goods {
+pub(crate) struct GoodputCounter {
     pub(crate) requests: u64,
     good: u64,
     first_in_time: u64,
     fast_enough: u64,
 }
 
-impl Goods {
+impl GoodputCounter {
     /// Records an answer; an answer of one token has no time between tokens.
     pub(crate) fn answered(&mut self, slo: &Slo, ttft_us: u64, tpot_us: Option<f64>) {
         let within = |limit_ms: Option<f64>, us: f64| limit_ms.is_none_or(|ms| us <= ms * 1000.0);
@@ -113,9 +113,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_good_request_keeps_both_promises() {
+    fn good_request_meets_both_limits() {
         let slo = Slo { ttft_ms: Some(500.0), tpot_ms: Some(20.0), share: 0.5 };
-        let mut goods = Goods { requests: 5, ..Goods::default() };
+        let mut goods = GoodputCounter { requests: 5, ..GoodputCounter::default() };
         goods.answered(&slo, 500_000, Some(20_000.0));
         goods.answered(&slo, 500_001, Some(1.0));
         goods.answered(&slo, 10, Some(20_001.0));

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_counts_from_the_first_page_to_the_first_that_is_missing() {
+    fn probe_counts_up_to_the_first_missing_page() {
         let mut store = Store::new(&StoreConfig::default(), 0);
         store.insert(&path(&keys(0..3)));
         store.insert(&path(&keys(4..6)));
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn with_a_limit_the_ends_of_what_was_not_read_lately_go_first() {
+    fn limited_store_evicts_ends_of_unused_sequences_first() {
         let config = StoreConfig { pages_max: Some(6), ..StoreConfig::default() };
         let mut store = Store::new(&config, 0);
         store.insert(&path(&keys(0..3)));
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_come_as_often_as_asked_for() {
+    fn failure_rates_are_respected() {
         let config = StoreConfig {
             probe_failure_rate: 0.25,
             read_failure_rate: 0.5,

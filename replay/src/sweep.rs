@@ -207,7 +207,7 @@ pub(crate) fn in_parallel<T: Send>(
             let place = next.fetch_add(1, Ordering::Relaxed);
             let Some(result) = results.get(place) else { return };
             let done = work(place);
-            *result.lock().expect("nobody panics while holding it") = Some(done);
+            *result.lock().expect("no thread panics while holding it") = Some(done);
         }
     };
     std::thread::scope(|scope| {
@@ -217,7 +217,7 @@ pub(crate) fn in_parallel<T: Send>(
         take();
     });
     let taken = |result: Mutex<Option<T>>| {
-        result.into_inner().expect("nobody panicked").expect("every place was taken")
+        result.into_inner().expect("no thread panicked").expect("every place was taken")
     };
     results.into_iter().map(taken).collect()
 }
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn the_grid_has_every_combination_and_the_last_axis_changes_fastest() {
+    fn grid_has_every_combination_in_order() {
         let axes = axes(&["host=0,64GiB", "policy=lru,slru,s3fifo"]);
         let grid = grid(&Options::default(), &axes).unwrap();
         let names: Vec<String> = grid.iter().map(|(values, _)| values.join(" ")).collect();
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_before_anything_runs() {
+    fn rejects_invalid_grids_before_any_replay() {
         assert!(refusal(&["host"]).contains("write NAME=VALUE"));
         assert!(refusal(&["host=1,,2"]).contains("write NAME=VALUE"));
         assert!(refusal(&["colour=red"]).contains("there is no setting \"colour\""));
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_that_is_stopped_says_so() {
+    fn stopped_sweep_returns_an_error() {
         let trace = Synthetic { requests: 100, ..Synthetic::default() }.trace().unwrap();
         let stop = AtomicBool::new(false);
         let done = AtomicUsize::new(0);
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn any_number_of_threads_gives_the_same_bytes() {
+    fn result_does_not_depend_on_threads() {
         let synthetic =
             Synthetic { workload: Workload::Chat, requests: 150, ..Synthetic::default() };
         let trace = synthetic.trace().unwrap();
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn days_are_averaged_and_tell_how_sure_they_are() {
+    fn days_are_averaged_with_confidence() {
         let trace = Synthetic { requests: 120, ..Synthetic::default() }.trace().unwrap();
         let never = AtomicBool::new(false);
         let run = |days: &[Trace]| {

@@ -7,7 +7,7 @@ use crate::histogram::Histogram;
 use crate::report::{Phase, SlowRequest, Span};
 use crate::router::Route;
 use crate::series::Timeline;
-use crate::slo::{Goods, Slo};
+use crate::slo::{GoodputCounter, Slo};
 use crate::trace::{Ceiling, Trace};
 
 /// Number of slow requests to report.
@@ -29,7 +29,7 @@ pub(crate) struct Tally<'a> {
     pub(crate) queue: Histogram,
     /// Mean time per token after the first, by request.
     pub(crate) tpot: Histogram,
-    pub(crate) goods: Goods,
+    pub(crate) goods: GoodputCounter,
     slo: Slo,
     warm_up: WarmUp,
     arrivals: u64,
@@ -104,7 +104,7 @@ impl<'a> Tally<'a> {
             e2e: Histogram::default(),
             queue: Histogram::default(),
             tpot: Histogram::default(),
-            goods: Goods::default(),
+            goods: GoodputCounter::default(),
             slo: config.slo,
             warm_up: config.warm_up,
             arrivals: 0,
@@ -157,7 +157,7 @@ impl<'a> Tally<'a> {
     }
 
     /// Moves a request to another worker; without a route it restarts.
-    pub(crate) fn goes_on(&mut self, request: u32, route: Option<Route>) {
+    pub(crate) fn move_to(&mut self, request: u32, route: Option<Route>) {
         let live = self.of(RequestId(request.into()));
         live.route = route;
         live.is_admitted = false;
@@ -168,19 +168,19 @@ impl<'a> Tally<'a> {
 
     /// Removes the requests of a failed worker, in the order of the trace, with their routes and
     /// whether they had started: they restart. First tokens that users have seen still count.
-    pub(crate) fn orphans(
+    pub(crate) fn remove_unfinished(
         &mut self,
         worker: usize,
         last_token_at: &[u64],
         is_handed_over: impl Fn(u32) -> bool,
         now_us: u64,
     ) -> Vec<(u32, Route, bool)> {
-        let mut orphans = Vec::new();
+        let mut unfinished = Vec::new();
         // Requests that are not live have no route.
         let of_worker = |live: &&mut Live| live.route.is_some_and(|route| route.worker == worker);
         for live in self.live.iter_mut().filter(of_worker).filter(|live| live.is_waited_for) {
             let Some(route) = live.route.take() else { continue };
-            orphans.push((live.request, route, live.has_started));
+            unfinished.push((live.request, route, live.has_started));
             if live.has_started {
                 live.last_token_us = last_token_at[live.slot as usize];
             }
@@ -190,12 +190,12 @@ impl<'a> Tally<'a> {
             live.is_handed_over = is_handed_over(live.request);
             live.enter(Phase::Waiting, now_us);
         }
-        orphans.sort_unstable_by_key(|(request, _, _)| *request);
-        orphans
+        unfinished.sort_unstable_by_key(|(request, _, _)| *request);
+        unfinished
     }
 
     /// Removes answered requests whose write-back was lost with their worker.
-    pub(crate) fn bury(&mut self, worker: usize) {
+    pub(crate) fn drop_answered(&mut self, worker: usize) {
         for place in 0..self.live.len() as u32 {
             let live = &mut self.live[place as usize];
             if live.route.is_some_and(|route| route.worker == worker) {

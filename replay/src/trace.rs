@@ -89,6 +89,9 @@ impl Trace {
     }
 
     /// Returns the blocks of a request's prompt; the last may be used in part.
+    ///
+    /// # Panics
+    /// Panics if the request belongs to another trace.
     #[must_use]
     pub fn blocks(&self, request: &TraceRequest) -> &[u32] {
         &self.blocks[request.blocks.start as usize..request.blocks.end as usize]
@@ -180,6 +183,9 @@ impl Trace {
     }
 
     /// Iterates over the token ranges of a request's prompt, by block.
+    ///
+    /// # Panics
+    /// Panics if the request belongs to another trace.
     pub fn token_blocks(&self, request: &TraceRequest) -> impl Iterator<Item = Range<Token>> {
         let mut rest = request.input_tokens;
         self.blocks(request).iter().map(move |&block| {
@@ -292,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_that_returns_is_reused_but_for_its_last_page() {
+    fn repeated_prompt_is_reused_except_its_last_page() {
         let trace = trace(8, &[(16, &[1, 2]), (16, &[1, 2]), (12, &[1, 2])]);
         // 15 usable tokens are three pages of 4, 11 are two.
         let ceiling = trace.ceiling(4);
@@ -305,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn another_day_has_the_same_requests_at_other_times() {
+    fn another_day_keeps_requests_and_changes_times() {
         let mut builder = TraceBuilder::new(16).unwrap();
         for number in 0..2000 {
             builder.push(number * 500, 20, 3, &[number, number + 1]).unwrap();
@@ -328,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn rounded_arrival_times_are_recognised() {
+    fn detects_rounded_arrival_times() {
         const S: u64 = 1_000_000;
         let quantum = |times_us: &[u64]| trace_arriving_at(times_us).arrival_quantum_us();
         assert_eq!(quantum(&[0, 0, 3 * S, 3 * S, 9 * S, 9 * S]), Some(3 * S));
@@ -345,14 +351,14 @@ mod tests {
     }
 
     #[test]
-    fn requests_of_one_arrival_time_are_spread_over_the_interval() {
+    fn spreads_requests_of_one_arrival_time() {
         let spread = trace_arriving_at(&[0, 0, 0, 150, 600, 600]).spread_arrivals(300);
         let times: Vec<u64> = spread.requests().iter().map(|request| request.arrival_us).collect();
         assert_eq!(times, [0, 50, 100, 150, 600, 750]);
     }
 
     #[test]
-    fn turns_follow_each_other_and_contain_answers_where_prompts_go_on() {
+    fn turns_are_linked_and_contain_answers() {
         let mut builder = TraceBuilder::new(4).unwrap();
         let turn = |session| Turn { session, think_us: Some(7) };
         builder.push_turn(0, 6, 3, &[1, 2], turn(50)).unwrap();
@@ -418,7 +424,7 @@ mod tests {
         }
 
         #[test]
-        fn the_ceiling_has_answers_in_it(
+        fn ceiling_includes_answers(
             page_size in proptest::sample::select(vec![1u32, 2, 4]),
             turns in proptest::collection::vec((0u64..4, 1u32..9, 1u32..9), 1..25),
         ) {
@@ -444,7 +450,7 @@ mod tests {
         }
 
         #[test]
-        fn the_ceiling_is_what_comparing_all_prompts_gives(
+        fn ceiling_equals_the_reference(
             block_tokens in 1u32..9,
             page_size in proptest::sample::select(vec![1u32, 2, 4, 8]),
             prompts in proptest::collection::vec(

@@ -8,17 +8,17 @@ use crate::human::{count, milliseconds, percent, whole};
 use crate::report::{LinkName, LinkUse, Report, Series};
 
 /// Share of time above which computing workers may be overloaded.
-pub(crate) const OVERLOADED: f64 = 0.98;
+pub(crate) const OVERLOADED_SHARE: f64 = 0.98;
 /// Share of time above which a link delays transfers.
-const LINK_BUSY: f64 = 0.8;
+const LINK_BUSY_SHARE: f64 = 0.8;
 /// A phase above this share of the time to first token is the bottleneck.
-const MOST: f64 = 0.5;
+const BOTTLENECK_SHARE: f64 = 0.5;
 /// Used share above which a tier is full.
-const FULL: f64 = 0.95;
+const FULL_SHARE: f64 = 0.95;
 /// Smallest share of prompt tokens that justifies a suggestion.
-const WORTH_IT: f64 = 0.02;
+const SUGGESTION_SHARE_MIN: f64 = 0.02;
 /// Share of the hits below which a tier is hardly used.
-const HARDLY: f64 = 0.01;
+const HARDLY_USED_SHARE: f64 = 0.01;
 
 /// Bottleneck of a configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -55,7 +55,7 @@ pub struct Verdict {
 impl Verdict {
     pub(crate) fn of(report: &Report) -> Self {
         let limit = limit(report);
-        let mut sentences = vec![found(report, limit), attempt(limit).to_owned()];
+        let mut sentences = vec![found(report, limit), suggestion(limit).to_owned()];
         if limit != Limit::DeviceSize {
             sentences.push(cache(report));
         }
@@ -94,20 +94,20 @@ fn limit(report: &Report) -> Limit {
     };
     let running_max = report.config.scheduler.batch.running_max;
     let running_peak = report.workers.iter().map(|worker| worker.running_peak).max();
-    if let Some(link) = busiest(&report.links).filter(|link| link.busy > LINK_BUSY) {
+    if let Some(link) = busiest(&report.links).filter(|link| link.busy > LINK_BUSY_SHARE) {
         Limit::Link(link.link)
-    } else if before.waiting > MOST && running_peak >= Some(running_max) {
+    } else if before.waiting > BOTTLENECK_SHARE && running_peak >= Some(running_max) {
         Limit::RunningMax
-    } else if before.waiting > MOST
-        && pinned(&report.series) > FULL
-        && computing_prompts(report) < MOST
+    } else if before.waiting > BOTTLENECK_SHARE
+        && pinned(&report.series) > FULL_SHARE
+        && computing_prompts(report) < BOTTLENECK_SHARE
     {
         Limit::DeviceMemory
-    } else if is_loaded && report.busy() > OVERLOADED {
+    } else if is_loaded && report.busy() > OVERLOADED_SHARE {
         Limit::Compute
-    } else if before.waiting > MOST {
+    } else if before.waiting > BOTTLENECK_SHARE {
         Limit::Waiting
-    } else if before.fetching > MOST {
+    } else if before.fetching > BOTTLENECK_SHARE {
         Limit::Fetching
     } else {
         Limit::Nothing
@@ -194,7 +194,7 @@ fn found(report: &Report, limit: Limit) -> String {
 }
 
 /// Returns a suggestion.
-fn attempt(limit: Limit) -> &'static str {
+fn suggestion(limit: Limit) -> &'static str {
     match limit {
         Limit::DeviceSize => "Try more or larger GPUs (--gpus, --gpu).",
         Limit::Compute => {
@@ -232,8 +232,8 @@ fn attempt(limit: Limit) -> &'static str {
 fn cache(report: &Report) -> String {
     let reuse = &report.reuse;
     let lost = (reuse.ceiling - reuse.total).max(0.0);
-    if lost < WORTH_IT {
-        return match has_host(report) && reuse.host + reuse.l3 < HARDLY {
+    if lost < SUGGESTION_SHARE_MIN {
+        return match has_host(report) && reuse.host + reuse.l3 < HARDLY_USED_SHARE {
             true => "The device alone finds nearly all that can be reused: host and L3 could be smaller."
                 .to_owned(),
             false => "The tiers find nearly all that can be reused: larger ones would not help.".to_owned(),
@@ -252,7 +252,7 @@ fn has_host(report: &Report) -> bool {
 
 fn why_lost(report: &Report) -> String {
     let cache = &report.config.scheduler.cache;
-    let is_full = |pages: u64| pages as f64 >= FULL * f64::from(cache.host_pages);
+    let is_full = |pages: u64| pages as f64 >= FULL_SHARE * f64::from(cache.host_pages);
     let host_is_full = report.workers.iter().any(|worker| is_full(worker.host_pages_peak));
     let several = report.workers.len() > 1;
     match &report.store {
@@ -312,14 +312,14 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_has_more_than_enough_is_told_so() {
+    fn reports_no_bottleneck() {
         let words = ["Nothing is short", "--find-rate", "device alone finds nearly all"];
         let large = [(Setting::Gpu, "h200"), (Setting::Gpus, "4")];
         assert_says(&large, Limit::Nothing, &words);
     }
 
     #[test]
-    fn what_comes_faster_than_it_is_computed_is_the_gpus_fault() {
+    fn reports_a_compute_bottleneck() {
         let fast = (Setting::SpeedUp, "10000");
         let by_clock = (Setting::Sessions, "by-the-clock");
         let words = ["come faster than they are served", "--workers"];
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_link_is_named() {
+    fn reports_a_slow_link() {
         let small = [(Setting::Device, "150k"), (Setting::Host, "2M")];
         let slow = [small[0], small[1], (Setting::HostBandwidth, "100MB/s")];
         let Verdict { limit, text } = replayed(&slow).verdict;
@@ -340,17 +340,17 @@ mod tests {
     }
 
     #[test]
-    fn few_that_may_run_at_once_are_noticed() {
+    fn reports_the_running_limit() {
         assert_says(&[(Setting::RunningMax, "1")], Limit::RunningMax, &["one of 1 to end"]);
     }
 
     #[test]
-    fn a_device_that_is_too_small_is_noticed() {
+    fn reports_a_small_device() {
         assert_says(&[(Setting::Device, "320")], Limit::DeviceSize, &["No request could run"]);
     }
 
     #[test]
-    fn what_the_cache_loses_has_a_reason() {
+    fn explains_lost_reuse() {
         let device = (Setting::Device, "150k");
         let lost = |settings: &[(Setting, &str)]| cache(&replayed(settings));
         let without_host = lost(&[device, (Setting::Host, "0")]);
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_for_l3_and_for_memory_are_told_apart() {
+    fn distinguishes_waits_for_l3_and_memory() {
         let mut report = replayed(&[]);
         let length = report.series.waiting.len();
         let series = &mut report.series;

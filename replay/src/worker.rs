@@ -93,7 +93,7 @@ pub(crate) struct Around<'w, 'a> {
     pub(crate) agenda: &'w mut Agenda,
     pub(crate) arrivals: &'w mut Arrivals<'a>,
     /// True if requests wait in front of the worker.
-    pub(crate) somebody_waits: bool,
+    pub(crate) has_waiting_requests: bool,
 }
 
 impl Worker {
@@ -442,7 +442,7 @@ impl Worker {
         let deadline_us = self.scheduler.deadline().map(|deadline| deadline.0);
         let next = [around.arrivals.next_us(now_us), around.agenda.next_us(), deadline_us];
         let next_us = next.into_iter().flatten().min().unwrap_or(u64::MAX);
-        if around.somebody_waits { now_us } else { next_us }
+        if around.has_waiting_requests { now_us } else { next_us }
     }
 
     /// Records the gaps of decoding requests before the tokens of a step.

@@ -12,7 +12,7 @@ use crate::config::{Arrival, Config};
 use crate::error::ReplayError;
 use crate::prices::Bill;
 use crate::report::{BytesMoved, LinkName, LinkUse, Report, Reuse, ReuseTokens};
-use crate::router::{Asked, Route, Router};
+use crate::router::{Route, Router, RoutingQuery};
 use crate::series::Gauge;
 use crate::store::Store;
 use crate::tally::Tally;
@@ -85,7 +85,7 @@ struct World<'a> {
     /// Plan of the worker that planned last; it is already started.
     plan: Plan,
     /// Requests in front of each worker, with their routes.
-    desks: Vec<VecDeque<(u32, Route)>>,
+    queues: Vec<VecDeque<(u32, Route)>>,
     /// Requests for which no worker is up.
     stranded: VecDeque<u32>,
     /// Workers with events since their last plan, each once, in order.
@@ -131,7 +131,7 @@ impl<'a> World<'a> {
             arrivals: Arrivals::new(trace, config.arrival, config.sessions),
             workers: built?,
             plan: Plan::default(),
-            desks: vec![VecDeque::new(); workers],
+            queues: vec![VecDeque::new(); workers],
             touched: VecDeque::new(),
             is_touched: vec![false; workers],
             store: Store::new(&config.store, config.seed),
@@ -216,8 +216,8 @@ impl<'a> World<'a> {
         }
     }
 
-    fn asked<'k>(&self, traced: &TraceRequest, keys: &'k [PageKey]) -> Asked<'k> {
-        Asked {
+    fn asked<'k>(&self, traced: &TraceRequest, keys: &'k [PageKey]) -> RoutingQuery<'k> {
+        RoutingQuery {
             input_tokens: traced.input_tokens,
             page_size: self.config.scheduler.cache.page_size,
             keys,
@@ -227,7 +227,7 @@ impl<'a> World<'a> {
 
     fn put_on_desk(&mut self, request: u32, route: Route) {
         self.tally.sent(request, route);
-        self.desks[route.worker].push_back((request, route));
+        self.queues[route.worker].push_back((request, route));
         self.feed(route.worker);
         self.keep_peaks(route.worker);
     }
@@ -237,7 +237,7 @@ impl<'a> World<'a> {
         while let Some(request) = self.workers[number].next_handed_over() {
             let traced = &self.trace.requests()[request as usize];
             let route = self.router.route_decode(&self.asked(traced, &[]));
-            self.tally.goes_on(request, route);
+            self.tally.move_to(request, route);
             match route {
                 Some(route) => self.put_on_desk(request, route),
                 // No decoding worker is up: the request restarts when one is.
@@ -251,18 +251,19 @@ impl<'a> World<'a> {
         let (config, trace) = (self.config, self.trace);
         let is_handed_over = |request| is_handed_over(config, trace, request);
         let last_token_at = self.workers[number].last_token_at();
-        let orphans = self.tally.orphans(number, last_token_at, is_handed_over, self.now_us);
-        self.tally.bury(number);
+        let unfinished =
+            self.tally.remove_unfinished(number, last_token_at, is_handed_over, self.now_us);
+        self.tally.drop_answered(number);
         let on_their_way = self.workers[number].die();
         self.agenda.forget(number as u32);
-        self.desks[number].clear();
+        self.queues[number].clear();
         self.router.down(number);
-        for (request, route, has_started) in orphans {
+        for (request, route, has_started) in unfinished {
             self.router.ended(route, has_started);
             self.send(request);
         }
         for (_, request) in on_their_way {
-            self.tally.goes_on(request, None);
+            self.tally.move_to(request, None);
             self.send(request);
         }
     }
@@ -277,7 +278,7 @@ impl<'a> World<'a> {
     }
 
     fn keep_peaks(&mut self, number: usize) {
-        self.workers[number].keep_peaks(self.desks[number].len());
+        self.workers[number].keep_peaks(self.queues[number].len());
     }
 
     /// Returns a request's prompt and `answer_tokens` tokens of its answer.
@@ -298,7 +299,7 @@ impl<'a> World<'a> {
     /// Submits queued requests to a worker's scheduler, up to its limit.
     fn feed(&mut self, number: usize) {
         while self.workers[number].waiting() < self.config.waiting_max {
-            let Some((request, route)) = self.desks[number].pop_front() else { return };
+            let Some((request, route)) = self.queues[number].pop_front() else { return };
             let traced = &self.trace.requests()[request as usize];
             // If one worker prefills and another decodes, the first token is produced by the first.
             let (begun, wanted) = match self.config.role(number as u32) {
@@ -372,7 +373,7 @@ impl<'a> World<'a> {
             tally: &mut self.tally,
             agenda: &mut self.agenda,
             arrivals: &mut self.arrivals,
-            somebody_waits: !self.desks[number].is_empty(),
+            has_waiting_requests: !self.queues[number].is_empty(),
         };
         self.workers[number].plan(self.now_us, &mut self.plan, &mut around);
         self.keep_peaks(number);
@@ -383,7 +384,7 @@ impl<'a> World<'a> {
         self.workers.iter_mut().for_each(|worker| worker.gauge(&mut sums));
         sums[Gauge::L3 as usize] = self.store.pages();
         sums[Gauge::Waiting as usize] +=
-            self.desks.iter().map(|desk| desk.len() as u64).sum::<u64>();
+            self.queues.iter().map(|queue| queue.len() as u64).sum::<u64>();
         self.tally.timeline.gauge(now_us, &sums);
     }
 

@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_goes_where_its_prefix_is_until_that_worker_is_busy() {
+    fn prefers_the_prefix_until_that_worker_is_busy() {
         let mut balance = Balance::new(2, 1.0, 0.0);
         let cached = [Some(0), Some(64)];
         assert_eq!(balance.choose(80, cached), Some(1));
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_there_is_sent_nothing_and_equals_take_turns() {
+    fn skips_unknown_workers_and_alternates_equals() {
         let mut balance = Balance::new(3, 1.0, 0.0);
         let turns = [0; 4].map(|_| {
             let worker = balance.choose(10, [Some(0), None, Some(0)]).unwrap();
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn who_decodes_for_many_is_spared() {
+    fn decode_load_reduces_preference() {
         let mut balance = Balance::new(2, 1.0, 0.25);
         let mut long = balance.send(0, 4000, 0);
         balance.started(&mut long);

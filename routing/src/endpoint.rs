@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read_as_they_are_written() {
+    fn addresses_round_trip() {
         for text in ["tcp://*:5557", "tcp://10.0.0.1:5557", "tcp://[::1]:5557", "tcp://a.b:1"] {
             assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), text);
             let knock = format!("connect:{text}");

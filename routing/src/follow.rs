@@ -12,9 +12,9 @@ use crate::zmtp::{self, Incoming, Reader, Role, Writer};
 /// Largest batch: the whole content of a cache of about twenty million tokens.
 const BATCH_BYTES_MAX: usize = 256 << 20;
 /// Longest wait for the next part of a replay.
-const REPLAY_PATIENCE: Duration = Duration::from_secs(30);
+const REPLAY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Delay before a replay request, so that the worker has registered the subscription.
-const SETTLE: Duration = Duration::from_millis(100);
+const SUBSCRIBE_DELAY: Duration = Duration::from_millis(100);
 const AGAIN_AT_FIRST: Duration = Duration::from_millis(200);
 const AGAIN_AT_MOST: Duration = Duration::from_secs(5);
 
@@ -93,7 +93,7 @@ impl<H: FnMut(Heard)> Following<'_, H> {
         writer.send(&zmtp::subscription(self.source.topic.as_bytes())).await?;
         self.stats.is_connected.store(true, Relaxed);
         if self.source.replay.is_some() {
-            tokio::time::sleep(SETTLE).await;
+            tokio::time::sleep(SUBSCRIBE_DELAY).await;
             if let Err(error) = self.replay(0).await {
                 tracing::warn!(
                     "{} cannot replay its earlier KV events: {error}",
@@ -144,10 +144,10 @@ impl<H: FnMut(Heard)> Following<'_, H> {
             Ok::<(Reader, Writer), io::Error>((reader, writer))
         };
         let (mut reader, mut writer) =
-            tokio::time::timeout(REPLAY_PATIENCE, asking).await.map_err(|_| late())??;
+            tokio::time::timeout(REPLAY_TIMEOUT, asking).await.map_err(|_| late())??;
         let mut is_first = true;
         loop {
-            let next = tokio::time::timeout(REPLAY_PATIENCE, reader.next());
+            let next = tokio::time::timeout(REPLAY_TIMEOUT, reader.next());
             let incoming = next.await.map_err(|_| late())??;
             writer.answer(&incoming).await?;
             let Incoming::Message(frames) = incoming else { continue };

@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_blocks_at_the_beginning_count() {
+    fn counts_leading_whole_blocks() {
         let mut index = WorkerIndex::new(100);
         assert_eq!(cached(&index, 0..20, ""), 0);
         index.apply(&batch(vec![stored(&[1, 2], None, 0, Medium::Device)]), |_| {});
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_is_there_until_it_has_left_all_media() {
+    fn block_counts_until_removed_from_all_media() {
         let mut index = WorkerIndex::new(100);
         let mut computed = 0;
         for medium in [Medium::Device, Medium::Host, Medium::Device] {
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn salts_adapters_and_shared_stores_are_kept_apart() {
+    fn separates_salts_adapters_and_shared_stores() {
         let mut index = WorkerIndex::new(100);
         let Event::Stored(plain) = stored(&[1], None, 0, Medium::Device) else { unreachable!() };
         let salted = Stored { extras: vec![vec!["s".to_owned()]], ..plain.clone() };
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_placed_or_kept_is_counted() {
+    fn counts_orphans_and_refused_blocks() {
         let mut index = WorkerIndex::new(2);
         index.apply(&batch(vec![stored(&[5], Some(4), 0, Medium::Device)]), |_| {});
         index.apply(&batch(vec![stored(&[1, 2, 3], None, 0, Medium::Device)]), |_| {});

@@ -12,7 +12,7 @@ use tokio::sync::{Semaphore, broadcast, mpsc, oneshot};
 use tokio::task::JoinSet;
 
 use crate::endpoint::{Door, Endpoint};
-use crate::history::{History, Since, Told};
+use crate::history::{History, PublishedBatch, Since};
 use crate::zmtp::{self, Incoming, Reader, Role, Subscriptions, Writer};
 
 /// Batches queued for a slow subscriber; older ones are dropped, which the subscriber detects by
@@ -23,7 +23,7 @@ const HISTORY_BYTES_MAX: usize = 64 << 20;
 /// Largest number of connections of each kind.
 const CONNECTIONS_MAX: usize = 64;
 /// Delay between connection attempts.
-const KNOCK_AGAIN: Duration = Duration::from_secs(1);
+const RECONNECT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Configuration of a publisher.
 #[derive(Clone, Debug)]
@@ -69,7 +69,7 @@ pub struct PublisherStats {
 struct Shared {
     topic: String,
     history: Mutex<History>,
-    told: broadcast::Sender<Arc<Told>>,
+    published: broadcast::Sender<Arc<PublishedBatch>>,
     wanted: mpsc::Sender<Wanted>,
     batches: AtomicU64,
     bytes: AtomicU64,
@@ -125,7 +125,7 @@ impl Publisher {
         let (wanted, asked) = mpsc::channel(CONNECTIONS_MAX);
         let shared = Arc::new(Shared {
             history: Mutex::new(History::new(topic.clone(), batches_max.max(1), HISTORY_BYTES_MAX)),
-            told: broadcast::channel(WAITING_MAX).0,
+            published: broadcast::channel(WAITING_MAX).0,
             topic,
             wanted,
             batches: AtomicU64::new(0),
@@ -164,13 +164,13 @@ impl Publisher {
     pub fn publish(&self, payload: &[u8], is_whole: bool) {
         let shared = &self.shared;
         let mut history = shared.history.lock();
-        let told = history.tell(payload, is_whole);
+        let batch = history.publish(payload, is_whole);
         shared.batches.fetch_add(1, Relaxed);
-        shared.bytes.fetch_add(told.wire.len() as u64, Relaxed);
+        shared.bytes.fetch_add(batch.wire.len() as u64, Relaxed);
         shared.snapshots.fetch_add(u64::from(is_whole), Relaxed);
         // Without subscribers this fails, which is ignored. Sent under the lock, so that the order
         // is that of the numbers.
-        let _ = shared.told.send(told);
+        let _ = shared.published.send(batch);
     }
 
     /// Sets a snapshot of the state after the latest batch, for requests beyond the history.
@@ -241,7 +241,7 @@ async fn knock(endpoint: Endpoint, shared: Arc<Shared>) {
             Err(error) => Err(error),
         };
         tracing::debug!("cannot deliver KV events to {endpoint}: {served:?}");
-        tokio::time::sleep(KNOCK_AGAIN).await;
+        tokio::time::sleep(RECONNECT_INTERVAL).await;
     }
 }
 
@@ -272,7 +272,7 @@ impl Drop for Counted<'_> {
 
 async fn tell(mut reader: Reader, mut writer: Writer, shared: &Shared) -> io::Result<()> {
     let _counted = Counted::new(&shared.subscribers);
-    let mut told = shared.told.subscribe();
+    let mut published = shared.published.subscribe();
     let mut subscriptions = Subscriptions::default();
     loop {
         tokio::select! {
@@ -281,7 +281,7 @@ async fn tell(mut reader: Reader, mut writer: Writer, shared: &Shared) -> io::Re
                 subscriptions.hear(&incoming)?;
                 writer.answer(&incoming).await?;
             }
-            batch = told.recv() => match batch {
+            batch = published.recv() => match batch {
                 Ok(batch) if subscriptions.want(shared.topic.as_bytes()) => {
                     writer.send(&batch.wire).await?;
                 }
@@ -311,9 +311,9 @@ async fn answer(mut reader: Reader, mut writer: Writer, shared: &Shared) -> io::
             ));
         };
         shared.replays.fetch_add(1, Relaxed);
-        for told in since(shared, u64::from_be_bytes(start)).await {
+        for batch in since(shared, u64::from_be_bytes(start)).await {
             writer.send(&ENVELOPE).await?;
-            writer.send(&told.wire).await?;
+            writer.send(&batch.wire).await?;
         }
         let end = zmtp::message(&[b"", b"", &(-1_i64).to_be_bytes(), b""]);
         writer.send(&end).await?;
@@ -321,12 +321,12 @@ async fn answer(mut reader: Reader, mut writer: Writer, shared: &Shared) -> io::
 }
 
 /// Returns the batches from a number on; empty if no snapshot can be had.
-async fn since(shared: &Shared, start: u64) -> Vec<Arc<Told>> {
+async fn since(shared: &Shared, start: u64) -> Vec<Arc<PublishedBatch>> {
     // A snapshot made for this request may be outdated when it is read.
     for _ in 0..3 {
         let since = shared.history.lock().since(start);
-        if let Since::Told(told) = since {
-            return told;
+        if let Since::Available(batches) = since {
+            return batches;
         }
         let (done, made) = oneshot::channel();
         if shared.wanted.send(Wanted { start, done }).await.is_err() {

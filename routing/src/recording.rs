@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_read_as_they_were_written() {
+    fn lines_round_trip() {
         let batch = Heard::Batch { seq: 7, payload: vec![0, 255, 16].into() };
         let lines = [Recorded::new(1.5, "a", &batch), Recorded::new(2.0, "b", &Heard::Forget)];
         let mut file = Vec::new();

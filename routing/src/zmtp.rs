@@ -13,9 +13,9 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
 /// Longest duration of the greeting.
-const GREETING_PATIENCE: Duration = Duration::from_secs(10);
+const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest time without progress of a write.
-const WRITE_PATIENCE: Duration = Duration::from_secs(30);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 const GREETING_BYTES: usize = 64;
 /// Largest property, subscription or request.
 pub(crate) const SMALL_BYTES_MAX: usize = 64 << 10;
@@ -82,7 +82,7 @@ pub(crate) struct Writer(OwnedWriteHalf);
 /// # Errors
 /// Fails if it takes too long or the peer is incompatible.
 pub(crate) async fn meet(stream: TcpStream, role: Role) -> io::Result<(Reader, Writer)> {
-    let met = tokio::time::timeout(GREETING_PATIENCE, introduce(stream, role));
+    let met = tokio::time::timeout(GREETING_TIMEOUT, introduce(stream, role));
     met.await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
@@ -285,7 +285,7 @@ impl Writer {
     pub(crate) async fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
         let mut rest = bytes;
         while !rest.is_empty() {
-            let sent = tokio::time::timeout(WRITE_PATIENCE, self.0.write(rest)).await;
+            let sent = tokio::time::timeout(WRITE_TIMEOUT, self.0.write(rest)).await;
             match sent.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))? {
                 0 => return Err(io::ErrorKind::WriteZero.into()),
                 sent => rest = &rest[sent..],

@@ -49,8 +49,8 @@ impl Listener {
         let task = tokio::spawn({
             let (heard, stats) = (heard.clone(), stats.clone());
             async move {
-                follow(&source, &stats, |told| {
-                    heard.lock().push(match told {
+                follow(&source, &stats, |item| {
+                    heard.lock().push(match item {
                         Heard::Batch { seq, payload } => {
                             format!("{seq} {}", String::from_utf8_lossy(&payload))
                         }
@@ -82,12 +82,12 @@ impl Listener {
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        panic!("nobody came");
+        panic!("no publisher connected");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_listens_hears_what_was_told_and_what_is() {
+async fn subscriber_gets_history_and_new_batches() {
     let (publisher, _wanted) = publisher(100).await;
     publisher.publish(b"all", true);
     publisher.publish(b"one", false);
@@ -106,7 +106,7 @@ async fn who_listens_hears_what_was_told_and_what_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_asks_for_more_than_is_kept_hears_all_that_is_held() {
+async fn request_beyond_the_history_gets_a_snapshot() {
     let (publisher, mut wanted) = publisher(2).await;
     let publisher = Arc::new(publisher);
     publisher.publish(b"all", true);
@@ -135,7 +135,7 @@ async fn who_asks_for_more_than_is_kept_hears_all_that_is_held() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_has_missed_some_and_cannot_ask_forgets() {
+async fn gap_without_replay_drops_the_state() {
     let (publisher, _wanted) = publisher(100).await;
     publisher.publish(b"all", true);
     let listener = Listener::to(&publisher, false, "");
@@ -165,7 +165,7 @@ async fn who_has_missed_some_and_cannot_ask_forgets() {
 
 /// A stalled subscriber costs a bounded number of batches, and does not affect others.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_takes_too_slowly_misses_some_and_asks_for_them() {
+async fn slow_subscriber_misses_batches_and_replays_them() {
     let (publisher, _wanted) = publisher(100_000).await;
     let address = publisher.events_address().unwrap();
     // A subscriber that completes the greeting and then reads nothing.
@@ -199,11 +199,11 @@ async fn who_takes_too_slowly_misses_some_and_asks_for_them() {
         }
         assert!(sleeper.read(&mut taken).unwrap() > 0);
     }
-    panic!("nobody has missed anything: {:?}", publisher.stats());
+    panic!("no subscriber missed a batch: {:?}", publisher.stats());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_speaks_another_language_is_sent_away() {
+async fn rejects_foreign_protocols() {
     let (publisher, _wanted) = publisher(10).await;
     let address = publisher.events_address().unwrap();
     let http = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n and so on until it is as long as a greeting is";
@@ -223,7 +223,7 @@ async fn who_speaks_another_language_is_sent_away() {
 
 /// The publisher connects to a waiting subscriber, as llm-d does.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_publisher_goes_to_one_who_waits() {
+async fn publisher_connects_to_a_waiting_subscriber() {
     let waiting = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let door = Door::Knock(endpoint(waiting.local_addr().unwrap()));
     let config = PublisherConfig { door, replay: None, topic: "t".to_owned(), batches_max: 10 };

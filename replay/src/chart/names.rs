@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_no_longer_than_their_values() {
+    fn tick_labels_have_no_trailing_zeros() {
         assert_eq!([0.1 + 0.2, 250.0].map(plain), ["0.3", "250"]);
         let times = [5e-6, 2e-3, 0.5, 20.0, 1500.0, 7.2e6].map(milliseconds_tick);
         assert_eq!(times, ["5 ns", "2 µs", "500 µs", "20 ms", "1.5 s", "2 h"]);

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_picture_is_well_formed_whatever_its_texts_are() {
+    fn picture_escapes_all_texts() {
         let picture = picture(&["<script>alert(1)</script>", "\"'&", "third"].map(panel));
         assert_well_formed(&picture);
         assert_eq!(picture.matches("<script").count(), 0);
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_differ_in_more_than_their_colour() {
+    fn lines_differ_without_colour() {
         let picture = picture(&[panel("title")]);
         assert_eq!(
             picture.matches("stroke-dasharray=\"7 3\"").count(),
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_draw_is_still_a_picture() {
+    fn empty_picture_is_valid() {
         assert_well_formed(&picture(&[]));
     }
 }

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_are_added_and_means_are_weighted() {
+    fn resampling_adds_counts_and_weights_means() {
         let length = INTERVALS_MAX * 2;
         let series = Series {
             interval_s: 1.0,

@@ -129,16 +129,16 @@ pub(super) fn prompts(series: &Series) -> Chart {
         ("L3", "l3", &l3),
     ];
     let (layers, top) = stacked(series, &columns);
-    let mut told: Vec<(&str, &[f64])> =
+    let mut tooltips: Vec<(&str, &[f64])> =
         columns.iter().map(|(name, _, values)| (*name, *values)).collect();
-    told.reverse();
+    tooltips.reverse();
     Chart {
         title: "Prompt tokens".to_owned(),
         note: "At the time of their request's first token.".to_owned(),
         x: time_scale(series),
         y: Scale::linear(top, "tokens/s", short_count),
         layers,
-        tips: tips(series, &told, count),
+        tips: tips(series, &tooltips, count),
     }
 }
 
@@ -340,24 +340,24 @@ pub(super) fn states(series: &Series) -> Chart {
         ("writing back", "draining", &series.draining),
     ];
     let (layers, top) = stacked(series, &columns);
-    let mut told: Vec<(&str, &[f64])> =
+    let mut tooltips: Vec<(&str, &[f64])> =
         columns.iter().map(|(name, _, values)| (*name, *values)).collect();
-    told.reverse();
+    tooltips.reverse();
     Chart {
         title: "Requests by state".to_owned(),
         note: "On average over each interval.".to_owned(),
         x: time_scale(series),
         y: Scale::linear(top, "requests", short_count),
         layers,
-        tips: tips(series, &told, |value| format!("{value:.1}")),
+        tips: tips(series, &tooltips, |value| format!("{value:.1}")),
     }
 }
 
 pub(super) fn load(series: &Series) -> Chart {
     let rate = per_second(series, &series.arrivals);
     let top = most(&rate);
-    let mut told = tips(series, &[("computing", &series.busy)], percent);
-    for ((_, text), rate) in told.iter_mut().zip(&rate) {
+    let mut tooltips = tips(series, &[("computing", &series.busy)], percent);
+    for ((_, text), rate) in tooltips.iter_mut().zip(&rate) {
         let _ = write!(text, "\narrivals: {rate:.2} in a second");
     }
     // Two units would have to share an axis, so arrivals are drawn relative to their peak.
@@ -372,14 +372,14 @@ pub(super) fn load(series: &Series) -> Chart {
             Layer::new("computing", "prefilling", Mark::Line(over_time(series, &series.busy))),
             Layer::new(&name, "computed", Mark::Line(over_time(series, &relative))),
         ],
-        tips: told,
+        tips: tooltips,
     }
 }
 
 pub(super) fn output(series: &Series) -> Chart {
     let rate = per_second(series, &series.output_tokens);
-    let mut told = tips(series, &[("tokens/s", &rate)], count);
-    for ((_, text), ms) in told.iter_mut().zip(&series.itl_ms_mean) {
+    let mut tooltips = tips(series, &[("tokens/s", &rate)], count);
+    for ((_, text), ms) in tooltips.iter_mut().zip(&series.itl_ms_mean) {
         let _ = write!(text, "\nbetween tokens: {}", milliseconds(*ms));
     }
     Chart {
@@ -388,6 +388,6 @@ pub(super) fn output(series: &Series) -> Chart {
         x: time_scale(series),
         y: Scale::linear(most(&rate), "tokens/s", short_count),
         layers: vec![Layer::new("tokens", "decoding", Mark::Line(over_time(series, &rate)))],
-        tips: told,
+        tips: tooltips,
     }
 }

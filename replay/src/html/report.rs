@@ -185,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_stand_out() {
+    fn flags_are_rendered_as_code() {
         let text = "Try <more> (--gpus, --gpu). Nothing - else--";
         let marked = "Try &lt;more&gt; (<code>--gpus</code>, <code>--gpu</code>). Nothing - else<code>--</code>";
         assert_eq!(with_flags(text).into_string(), marked);

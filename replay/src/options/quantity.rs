@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn units_are_what_they_say() {
+    fn parses_units() {
         let sizes =
             ["7", "2M", "1.5k", "64GiB", "1 GB", "1e3", "unlimited"].map(|text| size(text).ok());
         let expected = [

@@ -35,16 +35,16 @@ impl DecisionRecorder {
 }
 
 #[derive(Serialize)]
-struct Noted<'a> {
+struct LoggedLine<'a> {
     at: Time,
     #[serde(flatten)]
-    call: NotedCall<'a>,
+    call: LoggedCallRef<'a>,
 }
 
 /// A call as it is written; [`Call`] is its form when read.
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
-enum NotedCall<'a> {
+enum LoggedCallRef<'a> {
     Began(&'a Config),
     Submitted(&'a Request),
     Aborted(RequestId),
@@ -58,16 +58,16 @@ enum NotedCall<'a> {
 impl Witness for DecisionRecorder {
     fn saw(&mut self, at: Time, seen: Seen<'_>) {
         let call = match seen {
-            Seen::Began(config) => NotedCall::Began(config),
-            Seen::Submitted(request) => NotedCall::Submitted(request),
-            Seen::Aborted(request) => NotedCall::Aborted(request),
-            Seen::PrioritySet(request, priority) => NotedCall::PrioritySet(request, priority),
-            Seen::Advanced(event) => NotedCall::Advanced(event),
-            Seen::Planned(plan) => NotedCall::Planned(plan),
-            Seen::WeightsReplaced(fingerprint) => NotedCall::WeightsReplaced(fingerprint),
-            Seen::CacheCleared => NotedCall::CacheCleared(()),
+            Seen::Began(config) => LoggedCallRef::Began(config),
+            Seen::Submitted(request) => LoggedCallRef::Submitted(request),
+            Seen::Aborted(request) => LoggedCallRef::Aborted(request),
+            Seen::PrioritySet(request, priority) => LoggedCallRef::PrioritySet(request, priority),
+            Seen::Advanced(event) => LoggedCallRef::Advanced(event),
+            Seen::Planned(plan) => LoggedCallRef::Planned(plan),
+            Seen::WeightsReplaced(fingerprint) => LoggedCallRef::WeightsReplaced(fingerprint),
+            Seen::CacheCleared => LoggedCallRef::CacheCleared(()),
         };
-        self.lines.add(&Noted { at, call });
+        self.lines.add(&LoggedLine { at, call });
     }
 }
 
@@ -85,7 +85,7 @@ enum Call {
     Submitted(Request),
     Aborted(RequestId),
     PrioritySet(RequestId, i32),
-    Advanced(Happened),
+    Advanced(LoggedEvent),
     Planned(Value),
     WeightsReplaced(String),
     CacheCleared(()),
@@ -94,7 +94,7 @@ enum Call {
 /// An [`Event`] that owns its results.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Happened {
+enum LoggedEvent {
     StepDone {
         step: StepId,
         results: Vec<Produced>,
@@ -279,7 +279,7 @@ fn make(scheduler: &mut Scheduler, at: Time, call: Call) -> Result<(), Refusal> 
         Call::Submitted(request) => scheduler.submit(at, request)?,
         Call::Aborted(request) => scheduler.abort(at, request)?,
         Call::PrioritySet(request, priority) => scheduler.set_priority(request, priority)?,
-        Call::Advanced(Happened::StepDone { step, results, failed }) => {
+        Call::Advanced(LoggedEvent::StepDone { step, results, failed }) => {
             let results: Vec<_> = results
                 .iter()
                 .map(|Produced { request, tokens, finished }| StepResult {
@@ -290,10 +290,10 @@ fn make(scheduler: &mut Scheduler, at: Time, call: Call) -> Result<(), Refusal> 
                 .collect();
             scheduler.advance(at, Event::StepDone { step, results: &results, failed: &failed })?;
         }
-        Call::Advanced(Happened::StepFailed { step }) => {
+        Call::Advanced(LoggedEvent::StepFailed { step }) => {
             scheduler.advance(at, Event::StepFailed { step })?;
         }
-        Call::Advanced(Happened::Operation { op, rank, outcome }) => {
+        Call::Advanced(LoggedEvent::Operation { op, rank, outcome }) => {
             scheduler.advance(at, Event::Operation { op, rank, outcome })?;
         }
         Call::WeightsReplaced(fingerprint) => scheduler.replace_weights(at, &fingerprint)?,

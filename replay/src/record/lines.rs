@@ -10,11 +10,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Largest number of buffered bytes.
-const WAITING_BYTES_MAX: usize = 64 << 20;
+const BUFFERED_BYTES_MAX: usize = 64 << 20;
 /// Interval of flushes.
-const FLUSHED_AFTER: Duration = Duration::from_millis(200);
+const FLUSH_INTERVAL: Duration = Duration::from_millis(200);
 /// Longest wait for unwritten lines when the file is closed.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// An append-only file of lines.
 pub(super) struct Lines {
@@ -49,7 +49,7 @@ impl Lines {
         let mut bytes = serde_json::to_vec(line).expect("what is recorded can be written as JSON");
         bytes.push(b'\n');
         let before = self.waiting_bytes.fetch_add(bytes.len(), Ordering::Relaxed);
-        if before > WAITING_BYTES_MAX {
+        if before > BUFFERED_BYTES_MAX {
             let path = self.path.display();
             tracing::error!("{path}: writing is too slow; nothing more is recorded");
             self.waiting = None;
@@ -64,13 +64,13 @@ impl Drop for Lines {
     fn drop(&mut self) {
         self.waiting = None;
         // A hanging disk must not keep the program from ending.
-        let _ = self.written.recv_timeout(LAST_WORDS);
+        let _ = self.written.recv_timeout(CLOSE_TIMEOUT);
     }
 }
 
 fn write(file: File, lines: &Receiver<Vec<u8>>, unwritten: &AtomicUsize) -> io::Result<()> {
     let mut file = BufWriter::new(file);
-    let mut flush_at = Instant::now() + FLUSHED_AFTER;
+    let mut flush_at = Instant::now() + FLUSH_INTERVAL;
     loop {
         match lines.recv_timeout(flush_at.saturating_duration_since(Instant::now())) {
             Ok(line) => {
@@ -82,7 +82,7 @@ fn write(file: File, lines: &Receiver<Vec<u8>>, unwritten: &AtomicUsize) -> io::
         }
         if flush_at <= Instant::now() {
             file.flush()?;
-            flush_at = Instant::now() + FLUSHED_AFTER;
+            flush_at = Instant::now() + FLUSH_INTERVAL;
         }
     }
 }

@@ -102,7 +102,7 @@ mod tests {
     use crate::trace::{ReadOptions, Trace};
 
     #[test]
-    fn a_recording_is_a_trace() {
+    fn recording_can_be_read_as_a_trace() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("recorded.jsonl");
         let config = Config::builder().page_size(4).device_pages(64).build().unwrap();

@@ -2,7 +2,7 @@
 
 use super::{Axis, SweepPoint, describe};
 use crate::human;
-use crate::verdict::OVERLOADED;
+use crate::verdict::OVERLOADED_SHARE;
 
 /// Without an SLO, times up to this factor above the best are good enough.
 const GOOD_ENOUGH: f64 = 1.1;
@@ -145,7 +145,7 @@ fn sentence(axes: &[Axis], points: &[SweepPoint], choice: &Choice) -> String {
                    through host memory.";
     }
     // Decoding workers are always busy; they are overloaded if waiting dominates.
-    if point.busy > OVERLOADED && point.ttft_ms.p50 > point.e2e_ms.p50 / 2.0 {
+    if point.busy > OVERLOADED_SHARE && point.ttft_ms.p50 > point.e2e_ms.p50 / 2.0 {
         answer += " The workers are overloaded even so: more or faster workers would help more than \
                    memory.";
     }
@@ -160,7 +160,7 @@ mod tests {
     use crate::trace::Synthetic;
 
     #[test]
-    fn the_answer_says_that_there_is_no_l3_without_host_memory() {
+    fn answer_mentions_that_l3_needs_host_memory() {
         let trace = Synthetic { requests: 60, ..Synthetic::default() }.trace().unwrap();
         let answer = |axes: &[&str]| {
             let axes = axes.iter().map(|axis| Axis::parse(axis).unwrap()).collect();
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cheapest_that_is_nearly_the_best_is_recommended() {
+    fn recommends_the_cheapest_near_the_best() {
         let mut sweep = three([120.0, 104.0, 100.0], [20.0; 3], None);
         let (place, sentence) = answer(&sweep.axes, &sweep.points);
         assert_eq!(place, 1);
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn times_between_tokens_count_as_much_as_the_first() {
+    fn tpot_counts_as_much_as_ttft() {
         let sweep = three([100.0, 100.0, 100.0], [40.0, 20.0, 20.0], None);
         assert_eq!(answer(&sweep.axes, &sweep.points).0, 1);
         // The third costs more than the second and is no better.
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_promise_decides_where_there_is_one() {
+    fn slo_decides_if_set() {
         let mut sweep = three([100.0; 3], [20.0; 3], Some("1s"));
         for (point, share) in sweep.points.iter_mut().zip([0.85, 0.91, 0.99]) {
             let goods = point.goodput.as_mut().unwrap();

@@ -228,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_interval_is_student_s() {
+    fn confidence_uses_student_t() {
         // Mean 12, deviation 2 of three values.
         assert!((half_width(&[10.0, 12.0, 14.0]) - 4.303 * 2.0 / 3f64.sqrt()).abs() < 1e-9);
         assert_eq!(half_width(&[5.0; 8]), 0.0);

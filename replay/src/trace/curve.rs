@@ -203,7 +203,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn the_curve_is_what_a_cache_of_each_size_does(
+        fn curve_equals_a_simulated_cache(
             block_tokens in 1u32..9,
             page_size in proptest::sample::select(vec![1u32, 2, 4, 8]),
             prompts in proptest::collection::vec(

@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn sharing_tells_how_much_and_of_what() {
+    fn describes_sharing() {
         let sharing = trace().describe(4).sharing;
         assert_eq!(sharing.distinct_tokens, 8 + 4 + 2 + 4);
         assert_eq!((sharing.requests_with_reuse, sharing.mean_reused_tokens), (2, 8.0));
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn working_sets_count_what_is_used_within_a_window_once() {
+    fn working_sets_count_distinct_tokens() {
         let sets = trace().describe(4).working_sets;
         let minute = WorkingSet { window_s: 60, mean_tokens: (12.0 + 14.0) / 2.0, max_tokens: 14 };
         let whole = WorkingSet { window_s: 101, mean_tokens: 18.0, max_tokens: 18 };
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn periods_cover_everything() {
+    fn periods_cover_the_trace() {
         let described = trace().describe(4);
         let sum = |of: fn(&TracePeriod) -> u64| described.periods.iter().map(of).sum::<u64>();
         assert_eq!(sum(|period| period.requests), 4);

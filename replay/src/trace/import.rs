@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn formats_are_known_by_how_they_begin() {
+    fn detects_formats() {
         for (beginning, format) in [
             ("TIMESTAMP,ContextTokens,GeneratedTokens\n", Format::Azure),
             (
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn mooncake_s_lines_are_read_as_ever() {
+    fn reads_mooncake_lines() {
         let line =
             r#"{"timestamp": 5, "input_length": 600, "output_length": 3, "hash_ids": [7, 8]}"#;
         let trace = import(line).unwrap().trace;

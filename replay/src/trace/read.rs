@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_lines_are_named_with_their_number_and_refused_or_skipped() {
+    fn invalid_lines_are_errors_or_skipped() {
         let line = |timestamp: &str, input: &str, output: &str, ids: &str| {
             format!(
                 "{{\"timestamp\": {timestamp}, \"input_length\": {input}, \"output_length\": {output}, \
@@ -399,14 +399,14 @@ mod tests {
     }
 
     #[test]
-    fn a_truncated_last_line_is_named() {
+    fn error_names_a_truncated_last_line() {
         let text = format!("{GOOD}\n{}", &GOOD[..GOOD.len() - 5]);
         assert!(refusal(&text).starts_with("trace, line 2: the line is incomplete"));
         assert_eq!(read(&text, BadLines::Skip).unwrap().skipped_lines, 1);
     }
 
     #[test]
-    fn nothing_to_replay_is_an_error_that_says_what_a_trace_is() {
+    fn empty_trace_error_describes_the_format() {
         assert!(
             refusal("").contains("no requests; each line must be a JSON object with timestamp")
         );
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn gzip_is_known_by_its_first_bytes_and_damage_is_found() {
+    fn detects_gzip_and_damage() {
         let whole = gzip(&format!("{GOOD}\n").repeat(1000));
         assert_eq!(read(&whole, BadLines::Refuse).unwrap().trace.requests().len(), 1000);
         let two_parts = [whole.clone(), gzip(GOOD)].concat();
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn times_need_no_order_and_count_from_the_first() {
+    fn sorts_times_and_subtracts_the_first() {
         let at = |ms: &str| GOOD.replace("5,", &format!("{ms},"));
         let text = [at("1700000000030"), at("1700000000010.5"), at("1700000000020")].join("\n");
         let trace = read(text, BadLines::Refuse).unwrap().trace;
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_may_say_what_a_block_has_but_agree_on_it() {
+    fn lines_agree_on_the_block_size() {
         let small = r#"{"timestamp":0,"input_length":20,"output_length":0,"hash_ids":[1,2],"block_size":16}"#;
         let trace = read(small, BadLines::Refuse).unwrap().trace;
         assert_eq!((trace.block_tokens(), trace.requests()[0].output_tokens), (16, 1));
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_is_read_as_one_trace() {
+    fn reads_a_folder_as_one_trace() {
         let folder = tempfile::tempdir().unwrap();
         let options = ReadOptions::default();
         let empty = Trace::read(folder.path(), &options).unwrap_err();
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_first_line_binds_nobody() {
+    fn invalid_first_line_sets_no_block_size() {
         let bad =
             r#"{"timestamp":0,"input_length":600,"output_length":3,"hash_ids":[1],"block_size":7}"#;
         let reading = read(format!("{bad}\n{GOOD}\n{GOOD}\n"), BadLines::Skip).unwrap();

@@ -44,7 +44,7 @@ impl Trace {
             let session = before.map_or(next_session, |(session, _)| session);
             let after = before.map(|(_, place)| place);
             if let Some(after) = after {
-                let answer_in = self.goes_on(after, place).then_some(place);
+                let answer_in = self.extends(after, place).then_some(place);
                 if let Some(link) = &mut self.requests[after as usize].link {
                     link.answer_in = answer_in;
                 }
@@ -57,7 +57,7 @@ impl Trace {
     }
 
     /// Returns whether a prompt extends another.
-    fn goes_on(&self, earlier: u32, later: u32) -> bool {
+    fn extends(&self, earlier: u32, later: u32) -> bool {
         let [earlier, later] = [earlier, later].map(|place| &self.requests[place as usize]);
         later.input_tokens > earlier.input_tokens
             && self.blocks(later).starts_with(self.blocks(earlier))

@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_gives_one_trace_and_another_gives_another() {
+    fn trace_depends_only_on_the_seed() {
         for workload in ALL {
             let trace = make(workload, 7);
             assert_eq!(trace.requests().len(), 3_000);
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_come_about_as_fast_as_asked_and_share_what_such_users_share() {
+    fn synthetic_traffic_has_the_requested_rate_and_sharing() {
         for workload in ALL {
             let trace = make(workload, 1);
             let span_s = trace.requests().last().unwrap().arrival_us as f64 / 1e6;
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn bursts_are_bursts() {
+    fn bursts_concentrate_traffic() {
         let busiest_minute = |workload| {
             let trace = make(workload, 3);
             let mut minutes = [0; 1000];
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_with_the_limit() {
+    fn rejects_invalid_values_with_the_limit() {
         let refusal = |synthetic: Synthetic| synthetic.trace().unwrap_err().to_string();
         let usual = Synthetic::default();
         assert!(refusal(Synthetic { requests: 0, ..usual }).contains("use 1 to 1000000"));

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_written_is_read_again() {
+    fn written_trace_round_trips() {
         for block_tokens in [16, 512] {
             let mut builder = TraceBuilder::new(block_tokens).unwrap();
             builder.push(0, block_tokens + 1, 5, &[70, 80]).unwrap();

@@ -13,7 +13,7 @@ fn conversation() -> Option<Trace> {
 }
 
 #[test]
-fn its_lengths_and_its_ceiling_are_what_others_found() {
+fn lengths_and_ceiling_match_published_figures() {
     let Some(trace) = conversation() else { return };
     assert_eq!(trace.requests().len(), 12_031);
     let ceiling = trace.ceiling(16);
@@ -27,7 +27,7 @@ fn its_lengths_and_its_ceiling_are_what_others_found() {
 }
 
 #[test]
-fn an_unlimited_l3_brings_nearly_everything_that_there_is() {
+fn unlimited_l3_nearly_reaches_the_ceiling() {
     let Some(trace) = conversation() else { return };
     let mut options = Options::default();
     options.set(Setting::Device, "1048576");

@@ -76,7 +76,7 @@ fn json(report: &Report) -> String {
 }
 
 #[test]
-fn the_same_trace_and_configuration_give_the_same_bytes_on_any_thread() {
+fn replay_is_deterministic_on_any_thread() {
     let trace = conversations(1, 300, 20_000);
     let mut config = small(600, 1500);
     config.workers = 2;
@@ -97,7 +97,7 @@ fn the_same_trace_and_configuration_give_the_same_bytes_on_any_thread() {
 }
 
 #[test]
-fn a_store_without_limit_reaches_the_ceiling() {
+fn unlimited_store_reaches_the_ceiling() {
     // Far apart, so that no request overlaps another's writes; computing is so slow that even a
     // single page is worth a read.
     let trace = conversations(2, 400, 4_000_000);
@@ -110,7 +110,7 @@ fn a_store_without_limit_reaches_the_ceiling() {
 }
 
 #[test]
-fn every_tier_adds_to_what_is_reused_and_takes_from_the_wait() {
+fn every_tier_adds_reuse_and_reduces_latency() {
     let trace = conversations(3, 400, 60_000);
     let device = run(&trace, &small(300, 0));
     let mut with_host = small(300, 900);
@@ -125,7 +125,7 @@ fn every_tier_adds_to_what_is_reused_and_takes_from_the_wait() {
 }
 
 #[test]
-fn a_store_that_fails_stops_nobody() {
+fn failing_store_blocks_no_request() {
     let trace = conversations(4, 200, 5_000);
     for rates in
         [[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0], [0.3; 4], [1.0; 4]]
@@ -143,7 +143,7 @@ fn a_store_that_fails_stops_nobody() {
 }
 
 #[test]
-fn a_store_that_is_very_slow_stops_nobody() {
+fn slow_store_blocks_no_request() {
     let trace = conversations(5, 60, 5_000);
     let mut config = small(300, 600);
     config.store.read.latency_us = 600_000_000;
@@ -152,7 +152,7 @@ fn a_store_that_is_very_slow_stops_nobody() {
 }
 
 #[test]
-fn a_closed_loop_keeps_its_concurrency() {
+fn closed_loop_keeps_its_concurrency() {
     let trace = conversations(6, 300, 0);
     for concurrency in [1, 7] {
         let mut config = small(2000, 4000);
@@ -172,7 +172,7 @@ fn a_closed_loop_keeps_its_concurrency() {
 }
 
 #[test]
-fn a_trace_at_twice_the_speed_is_over_sooner() {
+fn double_speed_ends_sooner() {
     let trace = conversations(7, 200, 100_000);
     let mut config = small(2000, 4000);
     let plain = run(&trace, &config).virtual_s;
@@ -200,7 +200,7 @@ fn workers_share_the_store() {
 }
 
 #[test]
-fn routing_by_prefix_finds_more_on_device_than_going_round() {
+fn prefix_routing_has_more_device_hits_than_round_robin() {
     let trace = conversations(9, 400, 2_000);
     let mut config = small(600, 600);
     config.workers = 4;
@@ -242,7 +242,7 @@ fn figures_agree_with_each_other() {
 }
 
 #[test]
-fn peaks_are_kept_and_count_whoever_waits_anywhere() {
+fn peaks_include_all_waiting_requests() {
     // All arrive at once, and a scheduler gets eight of them.
     let report = run(&conversations(13, 120, 0), &small(2000, 4000));
     let worker = &report.workers[0];
@@ -252,7 +252,7 @@ fn peaks_are_kept_and_count_whoever_waits_anywhere() {
 }
 
 #[test]
-fn the_warm_up_is_not_measured() {
+fn warm_up_is_not_measured() {
     let trace = conversations(15, 200, 200_000);
     let mut config = small(2000, 4000);
     let whole = run(&trace, &config);
@@ -264,11 +264,11 @@ fn the_warm_up_is_not_measured() {
     config.warm_up = WarmUp::Until { time_us: 50 * 200_000 };
     let until = replay(&trace, &config).expect("a replay that ends");
     assert_eq!(until.ttft_ms, warm.ttft_ms);
-    assert_eq!(until.reuse, whole.reuse, "what is reused is told of all");
+    assert_eq!(until.reuse, whole.reuse, "reuse covers all requests");
 }
 
 #[test]
-fn promises_and_prices_are_told() {
+fn reports_slo_and_prices() {
     let trace = conversations(16, 200, 20_000);
     let mut config = small(2000, 4000);
     assert_eq!(run(&trace, &config).goodput, None);
@@ -343,7 +343,7 @@ fn sessions_on_little_memory_and_many_workers_stay_below_the_ceiling() {
 }
 
 #[test]
-fn prompts_and_decodes_may_have_workers_of_their_own() {
+fn prefill_and_decode_workers_are_separate() {
     let trace = conversations(17, 150, 50_000);
     let mut config = small(1500, 3000);
     config.workers = 3;
@@ -365,11 +365,11 @@ fn prompts_and_decodes_may_have_workers_of_their_own() {
     assert!(apart.bytes_moved.l3_to_host > together.bytes_moved.l3_to_host);
     assert!(apart.workers[0].scheduler.generated_tokens < 150);
     let moving = apart.slowest.iter().flat_map(|slow| &slow.spans);
-    assert!(moving.clone().any(|span| span.phase == Phase::Moving), "somebody moves");
+    assert!(moving.clone().any(|span| span.phase == Phase::Moving), "some request is transferred");
 }
 
 #[test]
-fn workers_of_other_kinds_get_what_they_can_do() {
+fn load_follows_worker_speed() {
     let trace = conversations(18, 400, 20_000);
     let mut config = small(600, 1200);
     config.router.routing = Routing::LeastLoaded;
@@ -395,7 +395,7 @@ fn workers_of_other_kinds_get_what_they_can_do() {
 }
 
 #[test]
-fn a_worker_that_dies_costs_time_and_no_request() {
+fn worker_failure_loses_no_request() {
     let trace = conversations(19, 300, 20_000);
     let outage = |worker, from_us, to_us| Outage { worker, from_us, to_us };
     for (prefill_workers, outages) in [
@@ -414,13 +414,13 @@ fn a_worker_that_dies_costs_time_and_no_request() {
         assert!(report.e2e_ms.max > healthy.e2e_ms.max, "{outages:?}");
         assert!(report.reuse_tokens.total <= report.reuse_tokens.ceiling);
         let series_s = report.series.interval_s * report.series.arrivals.len() as f64;
-        assert!(series_s < report.virtual_s * 2.0 + 1.0, "what comes later concerns nobody");
+        assert!(series_s < report.virtual_s * 2.0 + 1.0, "later outages do not extend the replay");
         assert_eq!(json(&report), json(&replay(&trace, &config).expect("the same again")));
     }
 }
 
 #[test]
-fn requests_on_their_way_to_another_worker_survive_the_death_of_the_first() {
+fn transferred_requests_survive_a_failure_of_their_first_worker() {
     let trace = conversations(20, 120, 10_000);
     let mut config = small(1500, 3000);
     config.workers = 2;
@@ -431,14 +431,14 @@ fn requests_on_their_way_to_another_worker_survive_the_death_of_the_first() {
     let moving = healthy.slowest.iter().flat_map(|slow| &slow.spans);
     let longest =
         moving.filter(|span| span.phase == Phase::Moving).map(|span| span.to_ms - span.from_ms);
-    assert!(longest.fold(0.0, f64::max) > 1000.0, "somebody is long on the way");
+    assert!(longest.fold(0.0, f64::max) > 1000.0, "some transfer is slow");
     config.outages = vec![Outage { worker: 0, from_us: 1_000_000, to_us: 1_500_000 }];
     let report = replay(&trace, &config).expect("a replay that ends");
     assert_eq!((report.finished, report.failed), (120, 0));
 }
 
 #[test]
-fn no_interval_has_more_bytes_than_its_link_carries() {
+fn no_interval_exceeds_the_bandwidth() {
     let trace = conversations(14, 300, 3_000);
     // Computing is so slow that even these links are worth waiting for.
     let mut config = small(300, 600);
@@ -464,7 +464,7 @@ fn no_interval_has_more_bytes_than_its_link_carries() {
 }
 
 #[test]
-fn requests_that_no_device_can_hold_are_refused_and_counted() {
+fn oversized_requests_are_refused_and_counted() {
     let trace = conversations(11, 100, 10_000);
     let longest = trace.requests().iter().map(|r| r.input_tokens).max().expect("requests");
     let report = run(&trace, &small(longest / 16 / 2, 100));
@@ -472,7 +472,7 @@ fn requests_that_no_device_can_hold_are_refused_and_counted() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_its_limits() {
+fn rejects_invalid_settings_with_limits() {
     let trace = conversations(12, 2, 0);
     let refused = |change: fn(&mut Config)| {
         let mut config = Config::default();
@@ -495,7 +495,7 @@ fn what_cannot_be_is_refused_with_its_limits() {
 
 /// The default traffic on the default machine uses every tier.
 #[test]
-fn the_usual_traffic_uses_every_tier_of_the_usual_machine() {
+fn default_traffic_uses_every_tier_of_the_default_machine() {
     let trace = Synthetic::default().trace().expect("a trace");
     let report = replay(&trace, &Config::default()).expect("a replay that ends");
     let reuse = report.reuse;
@@ -572,7 +572,7 @@ fn shares_count_refused_requests_on_both_sides() {
 }
 
 #[test]
-fn a_trace_that_would_take_centuries_is_refused() {
+fn rejects_a_trace_of_centuries() {
     let mut builder = TraceBuilder::new(BLOCK_TOKENS).unwrap();
     for day in [0, 20_000_000_000_000, 21_000_000_000_000] {
         builder.push(day, BLOCK_TOKENS, 3, &[7]).unwrap();
@@ -587,7 +587,7 @@ fn a_trace_that_would_take_centuries_is_refused() {
 }
 
 #[test]
-fn a_store_counts_a_page_once_however_its_writes_failed() {
+fn store_counts_a_page_once_despite_failed_writes() {
     for seed in 0..20 {
         let trace = conversations(seed, 60, 20_000);
         let mut config = small(400, 600);
@@ -622,7 +622,7 @@ fn short_prompts(with_a_long_one: bool) -> Trace {
 }
 
 #[test]
-fn a_long_prompt_makes_short_ones_wait_no_more_than_three_times_as_long() {
+fn long_prompt_at_most_triples_the_wait_of_short_ones() {
     for step_tokens_max in [512, 8192] {
         let mut config = fast_machine();
         config.scheduler.batch.step_tokens_max = step_tokens_max;

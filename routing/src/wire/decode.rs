@@ -208,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_batch_is_refused() {
+    fn rejects_invalid_batches() {
         let nothing: &[u8] = &[];
         for wrong in [nothing, b"\xc0", b"\x93\xc0\x90\xc0", b"\x92\x01\x02", b"\x92\x01\x91\x05"] {
             assert!(decode(wrong).is_err(), "{wrong:?}");
@@ -218,13 +218,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn decodes_or_rejects_any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = decode(&bytes);
         }
 
         /// A declared length must not be trusted before its bytes arrive.
         #[test]
-        fn long_lists_that_do_not_come_cost_nothing(length in 0_u32.., kind in 0..3_usize) {
+        fn declared_lengths_allocate_nothing(length in 0_u32.., kind in 0..3_usize) {
             let kind = [0xdd, 0xdf, 0xc6][kind];
             let bytes = [&[0x93, 0x01, kind][..], &length.to_be_bytes(), &[0x01; 8]].concat();
             let _ = decode(&bytes);

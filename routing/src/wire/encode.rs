@@ -201,7 +201,7 @@ mod tests {
          "keys": ["00000000000000000000000000000003"]},
         {"event": "cleared"}]}"#;
 
-    fn told(l3: Option<L3Sharing>) -> Vec<Event> {
+    fn encoded_events(l3: Option<L3Sharing>) -> Vec<Event> {
         let events: KvEvents = serde_json::from_str(EVENTS).unwrap();
         let manner = Manner { page_size: 2, l3 };
         let salt = |namespace| (namespace == PageKey(9)).then(|| "salt".to_owned());
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn encoded_events_decode() {
         let on_device = Stored {
             hashes: vec![u64::MAX, 2],
             tokens: vec![1, 2, 70_000, 4],
@@ -230,13 +230,16 @@ mod tests {
         };
         let removed = Event::Removed { hashes: vec![3], medium: Medium::Host };
         let (on_device, on_host) = (Event::Stored(on_device), Event::Stored(on_host));
-        assert_eq!(told(None), [Event::Cleared, on_device, on_host, removed, Event::Cleared]);
+        assert_eq!(
+            encoded_events(None),
+            [Event::Cleared, on_device, on_host, removed, Event::Cleared]
+        );
     }
 
     #[test]
-    fn what_is_in_l3_is_told_only_if_wished_and_a_shared_one_is_nobodys() {
+    fn encodes_l3_on_request_and_marks_shared_stores() {
         let media = |l3| {
-            let media = told(l3).into_iter().filter_map(|event| match event {
+            let media = encoded_events(l3).into_iter().filter_map(|event| match event {
                 Event::Stored(stored) => Some(stored.medium),
                 Event::Removed { .. } | Event::Cleared | Event::Other => None,
             });
@@ -250,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_written_of_nothing() {
+    fn encodes_no_empty_batch() {
         let events = r#"{"snapshot": false, "next": 9, "events": [{"event": "removed", "tier": "l3",
             "namespace": "00000000000000000000000000000009", "keys": []}]}"#;
         let events: KvEvents = serde_json::from_str(events).unwrap();

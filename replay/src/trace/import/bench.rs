@@ -107,7 +107,7 @@ mod tests {
     use super::super::tests::{import, lengths};
 
     #[test]
-    fn a_run_of_vllm_s_benchmark_is_traffic() {
+    fn imports_vllm_benchmarks() {
         let reading = import(
             "{\n \"date\": \"20250101\",\n \"request_rate\": 2.0,\n \"input_lens\": [10, 20, 30],\n \
              \"output_lens\": [5, 0, 7],\n \"start_times\": [100.5, 101.0, 102.5],\n \"ttfts\": [0.1]\n}",
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_of_sglang_s_benchmark_come_one_after_the_other() {
+    fn imports_sglang_benchmarks_in_sequence() {
         let run =
             "{\"request_rate\": 4, \"input_lens\": [8, 8, 8, 8], \"output_lens\": [2, 2, 2, 2]}\n";
         let trace = import(&run.repeat(50)).unwrap().trace;
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_without_details_says_what_to_do() {
+    fn error_without_details_states_the_remedy() {
         let refused = import("{\"request_rate\": 4, \"completed\": 100}").unwrap_err().to_string();
         assert!(refused.contains("--save-detailed"), "{refused}");
     }

@@ -16,48 +16,53 @@ const ANSWER_TOKENS: u32 = 256;
 const ANSWERERS: [&str; 7] = ["assistant", "gpt", "chatgpt", "bing", "bard", "model", "claude"];
 
 /// A message: role and content.
-struct Said {
+struct RoleMessage {
     role: String,
     content: String,
 }
 
-impl Said {
+impl RoleMessage {
     fn is_answer(&self) -> bool {
         ANSWERERS.contains(&self.role.as_str())
     }
 }
 
 /// Builder of a conversation from messages.
-struct Talk {
+struct ConversationBuilder {
     conversation: Conversation,
     /// True if there was a message since the last answer.
     is_asked: bool,
 }
 
-impl Talk {
+impl ConversationBuilder {
     fn new(session: Option<u64>) -> Self {
         Self { conversation: Conversation { session, ..Conversation::default() }, is_asked: false }
     }
 
     /// Adds a message: an answer completes a turn, whose prompt is everything before it.
-    fn say(&mut self, said: &Said, at_us: Option<u64>, sink: &Sink<'_>) -> Result<(), String> {
+    fn add_message(
+        &mut self,
+        message_text: &RoleMessage,
+        at_us: Option<u64>,
+        sink: &Sink<'_>,
+    ) -> Result<(), String> {
         let tokens = &mut self.conversation.tokens;
         // A marker of the role, as in chat templates.
-        let mark = sink.tokens(&format!("<|{}|>\n", said.role))?;
-        let content = sink.tokens(&said.content)?;
+        let mark = sink.tokens(&format!("<|{}|>\n", message_text.role))?;
+        let content = sink.tokens(&message_text.content)?;
         tokens.extend(mark);
-        if said.is_answer() && self.is_asked {
+        if message_text.is_answer() && self.is_asked {
             let input_tokens = length(tokens.len())?;
             let output_tokens = length(content.len())?.max(1);
             self.conversation.turns.push(Length { at_us, input_tokens, output_tokens });
         }
         tokens.extend(content);
-        self.is_asked = !said.is_answer();
+        self.is_asked = !message_text.is_answer();
         Ok(())
     }
 
     /// Adds a request of whose answer only the length is known.
-    fn ask(
+    fn add_request(
         &mut self,
         at_us: Option<u64>,
         output_tokens: u32,
@@ -159,16 +164,21 @@ impl<'de> DeserializeSeed<'de> for Anything {
 
 fn take_shared(number: u64, conversation: Value, sink: &mut Sink<'_>) -> Result<(), TraceError> {
     sink.line = number;
-    let talk = serde_json::from_value::<Shared>(conversation).map_err(|error| error.to_string());
-    let talk = talk.and_then(|shared| {
-        let mut talk = Talk::new(None);
+    let conversation =
+        serde_json::from_value::<Shared>(conversation).map_err(|error| error.to_string());
+    let conversation = conversation.and_then(|shared| {
+        let mut builder = ConversationBuilder::new(None);
         sink.ignore(shared.more.keys().map(String::as_str).filter(|name| *name != "id"));
         for message in shared.conversations {
-            talk.say(&Said { role: message.from, content: message.value }, None, sink)?;
+            builder.add_message(
+                &RoleMessage { role: message.from, content: message.value },
+                None,
+                sink,
+            )?;
         }
-        Ok(talk.conversation)
+        Ok(builder.conversation)
     });
-    match talk {
+    match conversation {
         // Some conversations have no answer, and thus no request.
         Ok(conversation) if conversation.turns.is_empty() => sink.skipped_lines += 1,
         Ok(conversation) => sink.push(conversation),
@@ -217,7 +227,7 @@ struct Message {
 
 impl Message {
     /// Returns the text of the message's parts.
-    fn said(self) -> Said {
+    fn message_text(self) -> RoleMessage {
         let content = match self.content {
             Some(Value::String(text)) => text,
             Some(Value::Array(parts)) => {
@@ -226,7 +236,7 @@ impl Message {
             }
             _ => String::new(),
         };
-        Said { role: self.role, content }
+        RoleMessage { role: self.role, content }
     }
 }
 
@@ -286,27 +296,31 @@ fn conversation(
         *sessions.entry(name).or_insert(next)
     });
     let limit = line.max_tokens.or(line.body.as_ref().and_then(|body| body.max_tokens));
-    let told = line.output_tokens.or(line.usage.and_then(|usage| usage.completion_tokens));
+    let given = line.output_tokens.or(line.usage.and_then(|usage| usage.completion_tokens));
     let messages = line.messages.or(line.body.map(|body| body.messages));
-    let messages: Vec<Said> =
-        messages.ok_or("no messages")?.into_iter().map(Message::said).collect();
-    let mut talk = Talk::new(session);
-    if messages.last().is_some_and(Said::is_answer) {
-        for said in &messages {
-            talk.say(said, at_us.filter(|_| talk.conversation.turns.is_empty()), sink)?;
+    let messages: Vec<RoleMessage> =
+        messages.ok_or("no messages")?.into_iter().map(Message::message_text).collect();
+    let mut builder = ConversationBuilder::new(session);
+    if messages.last().is_some_and(RoleMessage::is_answer) {
+        for message_text in &messages {
+            builder.add_message(
+                message_text,
+                at_us.filter(|_| builder.conversation.turns.is_empty()),
+                sink,
+            )?;
         }
     } else {
-        for said in &messages {
-            talk.say(said, None, sink)?;
+        for message_text in &messages {
+            builder.add_message(message_text, None, sink)?;
         }
         // Earlier messages are context: only the last answer is requested.
-        talk.conversation.turns.clear();
-        let answer_tokens = told.or(limit).unwrap_or(ANSWER_TOKENS);
-        talk.ask(at_us, answer_tokens, sink)?;
+        builder.conversation.turns.clear();
+        let answer_tokens = given.or(limit).unwrap_or(ANSWER_TOKENS);
+        builder.add_request(at_us, answer_tokens, sink)?;
     }
-    match talk.conversation.turns.is_empty() {
+    match builder.conversation.turns.is_empty() {
         true => Err("there is no user message before the response".to_owned()),
-        false => Ok(talk.conversation),
+        false => Ok(builder.conversation),
     }
 }
 
@@ -317,7 +331,7 @@ mod tests {
     use crate::trace::{ImportOptions, Trace};
 
     #[test]
-    fn shared_conversations_are_sessions_whose_answers_are_reused() {
+    fn imports_share_gpt_as_sessions() {
         let one = r#"{"id": "a", "lang": "en", "conversations": [
             {"from": "human", "value": "What is a page, and why does it have sixteen tokens?"},
             {"from": "gpt", "value": "A page is what a cache keeps: consecutive tokens and their keys and values."},
@@ -345,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_of_a_session_may_be_lines_of_their_own() {
+    fn lines_of_a_session_are_linked() {
         let messages = |more: &str| {
             format!("{{\"role\": \"user\", \"content\": \"Tell me a long story.\"}}{more}")
         };
@@ -370,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tokenizer_may_be_given_and_bad_lines_are_named() {
+    fn uses_a_tokenizer_and_names_invalid_lines() {
         let bytes = |text: &str| Ok(text.bytes().map(u32::from).collect());
         let options = ImportOptions { tokenise: Some(&bytes), ..ImportOptions::default() };
         let line = "{\"messages\": [{\"role\": \"user\", \"content\": \"abc\"}]}";

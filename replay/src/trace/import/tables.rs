@@ -171,7 +171,7 @@ mod tests {
     use super::super::tests::{import, lengths};
 
     #[test]
-    fn azure_s_requests_have_times_and_lengths() {
+    fn imports_azure() {
         let reading = import(
             "TIMESTAMP,ContextTokens,GeneratedTokens,Region\n\
              2023-11-16 18:15:46.6805900,374,44,x\n\
@@ -181,11 +181,11 @@ mod tests {
         assert_eq!(lengths(&reading.trace), [(374, 44), (396, 109)]);
         assert_eq!(reading.trace.requests()[1].arrival_us, 4_314_579);
         assert_eq!(reading.ignored, ["Region"]);
-        assert_eq!(reading.trace.ceiling(16).reusable_tokens, 0, "nobody shares anything");
+        assert_eq!(reading.trace.ceiling(16).reusable_tokens, 0, "no prompt shares a prefix");
     }
 
     #[test]
-    fn a_missing_column_and_a_bad_line_are_named() {
+    fn errors_name_columns_and_lines() {
         let refused = |text: &str| import(text).unwrap_err().to_string();
         let missing = refused("TIMESTAMP,ContextTokens,Tokens\n1,2,3\n");
         assert!(missing.contains("no column \"GeneratedTokens\", only TIMESTAMP"), "{missing}");
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn burst_gpt_s_sessions_go_on_where_prompts_grow() {
+    fn imports_burst_gpt_sessions() {
         let reading = import(
             "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n\
              5,a,1.2,ChatGPT,100,50,150,Conversation log\n\

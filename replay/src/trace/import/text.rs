@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_that_begin_alike_have_tokens_that_begin_alike() {
+    fn common_text_prefixes_give_common_tokens() {
         let [short, long] = ["Wie geht es", "Wie geht es Ihnen?"].map(tokens_by_length);
         assert_eq!((short.len(), long.len()), (3, 5));
         assert_eq!(short[..2], long[..2]);

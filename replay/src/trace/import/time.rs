@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_what_they_say() {
+    fn parses_times() {
         assert_eq!(microseconds("1970-01-02 00:00:01.5"), Some(86_401_500_000));
         assert_eq!(microseconds("2023-11-16 18:15:46.6805900"), Some(1_700_158_546_680_590));
         assert_eq!(microseconds("2024-02-29T00:00:00.009930+00:00"), Some(1_709_164_800_009_930));

@@ -175,7 +175,7 @@ mod tests {
     use crate::trace;
 
     #[test]
-    fn a_larger_cache_finds_at_least_as_much() {
+    fn larger_cache_has_no_fewer_hits() {
         let trace = trace::conversations();
         let hits = |device_pages| {
             let eviction = EvictionKind::Lru;

@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_distribution_is_in_order() {
+    fn distribution_is_ordered() {
         let spread = Distribution::of((1..=1000).map(|n| n * 1000).collect());
         assert_eq!((spread.p50, spread.p99, spread.max), (500.0, 990.0, 1000.0));
         assert!((spread.mean - 500.5).abs() < 1e-9);

@@ -54,7 +54,7 @@ impl GapWorkload {
 
     async fn measure(&self) -> Result<GapFigures, Box<dyn std::error::Error>> {
         let ran = Ran::default();
-        let model = Idler { workload: *self, ran: ran.clone(), device: None };
+        let model = IdleModel { workload: *self, ran: ran.clone(), device: None };
         let row_pages = (self.steps + 8).div_ceil(PAGE_SIZE) + 1;
         let layout = SHAPE.layout().pages(PAGE_SIZE)?;
         let device = CpuDevice::new(row_pages * self.running * 2, 0, layout)?;
@@ -101,7 +101,7 @@ struct Ran(Arc<Mutex<Vec<Step>>>);
 
 /// A model that computes nothing and takes time: its device is one thread.
 #[derive(Debug)]
-struct Idler {
+struct IdleModel {
     workload: GapWorkload,
     ran: Ran,
     device: Option<mpsc::Sender<Launched>>,
@@ -125,11 +125,11 @@ impl StepTicket for Ticket {
     }
 
     fn finish(self) -> Finished {
-        self.0.recv().expect("the device runs until nobody launches")
+        self.0.recv().expect("the device runs while steps are launched")
     }
 }
 
-impl Model for Idler {
+impl Model for IdleModel {
     type Memory = CpuMemory;
     type Fence = CpuFence;
     type Ticket = Ticket;

@@ -323,7 +323,7 @@ impl HotPath for Exists {
         let registration = store.register(&arena).expect("it is the first");
         let keys = sequence(prompt(0, 1024)).keys().to_vec();
         let ids: Vec<_> = keys.into_iter().map(|key| ObjectId::page(root(), key)).collect();
-        let source = || arena.source(0).expect("nobody writes to it");
+        let source = || arena.source(0).expect("the page has no writer");
         let puts = ids.iter().map(|&id| Put::new(id, source())).collect();
         for stored in runtime.block_on(store.put_from(puts, PutOptions::default())) {
             stored.expect("the store has room");
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_are_found_inserted_and_evicted() {
+    fn paths_hit_insert_and_evict() {
         assert_eq!(done::<Hash>().hashed.unwrap().keys().len(), 1024);
         assert_eq!(done::<Lookup>().found.depth, 1024);
         let Insert { cache, sequence, found } = done();
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn decodes_are_where_they_should_be() {
+    fn decodes_are_at_the_expected_position() {
         assert_eq!(taken_pages::<{ PAGE_SIZE / 2 }>(), 0);
         assert_eq!(taken_pages::<{ PAGE_SIZE - 1 }>(), 256);
         assert_eq!(taken_pages::<{ PAGE_SIZE }>(), 0);
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_short_of_memory_waits() {
+    fn request_without_memory_waits() {
         let StepShortOfMemory(Decodes { bench, .. }) = done();
         let stats = bench.scheduler.stats();
         assert_eq!((stats.waiting, stats.running, bench.plan.decodes.len()), (1, 2, 2));
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn the_admitted_request_finds_all_its_pages() {
+    fn admitted_request_hits_all_pages() {
         let Admission { bench, .. } = done();
         let [prefill] = bench.plan.prefills[..] else { panic!("one is admitted") };
         assert_eq!((prefill.start, prefill.tokens), (1024, 1));

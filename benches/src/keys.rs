@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_size_is_measured_that_the_prompt_has_a_page_of() {
+    fn measures_every_page_size_that_fits() {
         let sizes = |tokens| {
             let figures = KeysWorkload { tokens, rounds: 1 }.run();
             figures.page_sizes.iter().map(|cost| cost.page_size).collect::<Vec<_>>()

@@ -97,7 +97,7 @@ impl L3Workload {
             ..MemoryConfig::new(self.total_bytes, self.object_bytes)
         };
         let store = Arc::new(MemoryStore::new(config)?);
-        let mut shoveled = Shoveled::new(objects as usize * self.object_bytes);
+        let mut shoveled = PlainCopy::new(objects as usize * self.object_bytes);
         // One batch at a time: one thread copies, as in the plain run.
         let crew = Crew::new(store.clone(), self.object_bytes, objects, 1, 1)?;
         let mut best = Best::default();
@@ -201,12 +201,12 @@ impl Best {
 }
 
 /// Source and target memory of plain copies, as large as the store.
-struct Shoveled {
+struct PlainCopy {
     from: Vec<u8>,
     to: Vec<u8>,
 }
 
-impl Shoveled {
+impl PlainCopy {
     fn new(bytes: usize) -> Self {
         Self { from: vec![1; bytes], to: vec![2; bytes] }
     }

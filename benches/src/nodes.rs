@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_and_plain_bytes_go_both_ways() {
+    fn transfers_objects_and_plain_bytes_both_ways() {
         let workload = NodesWorkload {
             object_bytes: vec![4096],
             batch: 2,

@@ -301,7 +301,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_long_prompt_is_found_when_it_comes_again() {
+    fn repeated_long_prompt_is_a_hit() {
         let workload = PlansWorkload {
             trace: trace::conversations(),
             long_prompt_tokens: 20_000,

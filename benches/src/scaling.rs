@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn no_operation_looks_at_more_nodes_when_something_is_larger() {
+    fn visited_nodes_do_not_grow_with_size() {
         let figures = ScalingWorkload { quick: true, progress: |_| {}, allocated_bytes: || 0 }
             .run()
             .expect("it can work");

@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_need_not_have_anything_in_common() {
+    fn runs_without_a_shared_prefix() {
         let workload = StepWorkload {
             running: 2,
             context: 64,

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shuffled_list_has_the_same_items_in_another_order() {
+    fn shuffle_keeps_items() {
         let mut items: Vec<u32> = (0..100).collect();
         Dice::new(1).shuffle(&mut items);
         assert!(!items.is_sorted());
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbouring_seeds_have_nothing_in_common() {
+    fn adjacent_seeds_are_independent() {
         let words = |seed| {
             let mut dice = Dice::new(seed);
             [(); 8].map(|()| dice.word())

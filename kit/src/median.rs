@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_middle_is_found_in_any_order() {
+    fn median_ignores_order() {
         assert_eq!(middle_by([5, 1, 4, 2, 3], Ord::cmp), Some(3));
         assert_eq!(middle_by([4, 1, 3, 2], Ord::cmp), Some(3), "the larger of two");
         assert_eq!(middle_by([7], Ord::cmp), Some(7));

@@ -58,7 +58,7 @@ mod tests {
     const STATUS: &str = "Name:\tterrace\nVmHWM:\t   20480 kB\nVmRSS:\t   10240 kB\nSigIgn:\t1\n";
 
     #[test]
-    fn a_field_is_found_by_its_whole_name() {
+    fn finds_a_field_by_its_whole_name() {
         assert_eq!(value(STATUS, "SigIgn"), Some("1"));
         assert_eq!(value(STATUS, "Vm"), None);
         assert_eq!(value(STATUS, "VmRSS").and_then(bytes), Some(10 << 20));
@@ -67,7 +67,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_process_has_memory_and_its_peak_is_no_less() {
+    fn reports_memory_and_peak() {
         let (now, peak) = (Process::Own.resident_bytes(), Process::Own.peak_resident_bytes());
         assert!(now > Some(1 << 16) && peak >= now, "{now:?}, {peak:?}");
         let again = Process::Number(std::process::id());

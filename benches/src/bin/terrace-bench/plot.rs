@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sweep_is_drawn_with_its_growth() {
+    fn plot_shows_growth() {
         let cost = |name, unit, times: [f64; 2]| Cost {
             name,
             unit,

@@ -377,7 +377,7 @@ fn setting(name: &str) -> PathBuf {
 fn wait_for(address: &str) {
     let until = Instant::now() + PATIENCE;
     while TcpStream::connect(address).is_err() {
-        assert!(Instant::now() < until, "nobody listens at {address}");
+        assert!(Instant::now() < until, "no process listens at {address}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -389,7 +389,7 @@ fn comes_up(process: &mut Child, address: &str) -> bool {
         if process.try_wait().expect("the process is ours").is_some() {
             return false;
         }
-        assert!(Instant::now() < until, "nobody listens at {address}");
+        assert!(Instant::now() < until, "no process listens at {address}");
         std::thread::sleep(Duration::from_millis(20));
     }
     true

@@ -107,7 +107,7 @@ struct Member {
     /// The load-back that supplies some of its pages.
     waits_for: Option<OpId>,
     /// True if its input has failed, so that its results are invalid.
-    in_vain: bool,
+    is_invalid: bool,
     /// True if an earlier step produced its last token and has not been reported yet.
     has_ended: bool,
 }
@@ -298,11 +298,11 @@ impl World {
             let host = plan.host_pages(copy).to_vec();
             let transfer = match copy.direction {
                 CopyDirection::LoadBack => {
-                    self.device.spoil(&device);
+                    self.device.invalidate(&device);
                     Transfer::LoadBack(host, device)
                 }
                 CopyDirection::WriteBack => {
-                    self.host.spoil(&host);
+                    self.host.invalidate(&host);
                     Transfer::WriteBack(device, host)
                 }
             };
@@ -315,7 +315,7 @@ impl World {
             let transfer = match op.kind {
                 L3Kind::Probe => Transfer::Probe(keys),
                 L3Kind::Prefetch => {
-                    self.host.spoil(&pages);
+                    self.host.invalidate(&pages);
                     self.check_keys(op.op, &keys);
                     Transfer::Prefetch(keys, pages)
                 }
@@ -366,7 +366,7 @@ impl World {
             row: self.rows[slot.0 as usize].clone(),
             // A decode reads pages that its prefill has waited for.
             waits_for: self.awaited.get(&request).copied(),
-            in_vain: false,
+            is_invalid: false,
             has_ended: false,
         };
         let prefills = plan
@@ -461,7 +461,7 @@ impl World {
             let awaited = members.iter().filter_map(|member| member.waits_for);
             awaited.for_each(|op| self.load(op, layer));
         }
-        for member in members.iter().filter(|member| !member.in_vain) {
+        for member in members.iter().filter(|member| !member.is_invalid) {
             self.check_reads(member, layer)?;
         }
         let computed = members.iter().map(|member| self.compute(member, layer, accepted_tokens));
@@ -474,7 +474,7 @@ impl World {
 
     /// Sets the first token of a member, once it is known.
     fn take_input(&self, member: &mut Member) {
-        let Some((step, row)) = member.input.filter(|_| !member.in_vain) else { return };
+        let Some((step, row)) = member.input.filter(|_| !member.is_invalid) else { return };
         let in_flight = self.steps.iter().find(|it| it.id == step);
         let outputs = match in_flight {
             Some(step) => step.produced.as_ref().expect("steps are executed in order"),
@@ -521,12 +521,12 @@ impl World {
         if let Some(request) = failed {
             let its = members.iter().filter(|member| member.request == request);
             its.for_each(|member| self.spoil_written(member));
-            self.all_in_vain(|member| member.request == request);
+            self.invalidate_members(|member| member.request == request);
         }
         let results: Vec<StepResult<'_>> = members
             .iter()
             .zip(&produced)
-            .filter(|(member, _)| member.produces && !member.in_vain && !member.has_ended)
+            .filter(|(member, _)| member.produces && !member.is_invalid && !member.has_ended)
             .filter(|(member, _)| Some(member.request) != failed)
             .filter(|(member, _)| self.scheduler.state(member.request).is_some())
             .map(|(member, tokens)| StepResult {
@@ -559,7 +559,7 @@ impl World {
     pub fn fail_step(&mut self) {
         let Step { id: step, members, .. } = self.steps.pop_front().expect("a step is in flight");
         members.iter().for_each(|member| self.spoil_written(member));
-        self.all_in_vain(|_| true);
+        self.invalidate_members(|_| true);
         self.scheduler.advance(self.now, Event::StepFailed { step }).expect("it was in flight");
     }
 
@@ -570,9 +570,9 @@ impl World {
     }
 
     /// Marks the results of members in flight as invalid.
-    fn all_in_vain(&mut self, which: impl Fn(&Member) -> bool) {
+    fn invalidate_members(&mut self, which: impl Fn(&Member) -> bool) {
         let members = self.steps.iter_mut().flat_map(|step| &mut step.members);
-        members.filter(|member| which(member)).for_each(|member| member.in_vain = true);
+        members.filter(|member| which(member)).for_each(|member| member.is_invalid = true);
     }
 
     fn check_reads(&mut self, member: &Member, layer: usize) -> Result<(), WrongPage> {
@@ -599,7 +599,7 @@ impl World {
     /// Writes a layer of the member's KV, and produces its tokens. Positions of rejected drafts are
     /// invalid.
     fn compute(&mut self, member: &Member, layer: usize, accepted_tokens: u32) -> Vec<Token> {
-        if member.in_vain {
+        if member.is_invalid {
             self.spoil_written(member);
             return Vec::new();
         }

@@ -21,10 +21,10 @@ pub enum Opening {
 /// Optional properties of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Wishes {
+pub struct RequestOptions {
     /// A range of the prompt that stands for other content.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub passage: Option<PassageWish>,
+    pub passage: Option<PassageOption>,
     /// Lowest tier that it reads.
     #[serde(skip_serializing_if = "Reach::is_all")]
     pub reads: Reach,
@@ -36,7 +36,7 @@ pub struct Wishes {
     pub adapter: Option<u32>,
 }
 
-impl Wishes {
+impl RequestOptions {
     fn are_none(&self) -> bool {
         *self == Self::default()
     }
@@ -44,7 +44,7 @@ impl Wishes {
 
 /// A passage, clipped to the prompt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PassageWish {
+pub struct PassageOption {
     /// First position, modulo the length of the prompt.
     pub start: u32,
     /// Largest number of tokens.
@@ -78,8 +78,8 @@ pub enum Action {
         /// True if it stops at its first tokens.
         stops_at_once: bool,
         /// Optional properties.
-        #[serde(default, skip_serializing_if = "Wishes::are_none")]
-        wishes: Wishes,
+        #[serde(default, skip_serializing_if = "RequestOptions::are_none")]
+        wishes: RequestOptions,
         /// Number of further answers to its prompt.
         #[serde(default, skip_serializing_if = "is_none")]
         siblings: u32,

@@ -2,7 +2,7 @@
 
 use terrace_scheduler::{Config, Outcome};
 
-use super::action::{Action, Opening, Wishes};
+use super::action::{Action, Opening, RequestOptions};
 use super::simulation::overlaps;
 use super::swarm::Swarm;
 use crate::world::Damage;
@@ -48,7 +48,7 @@ fn decode_action(code: u8, bytes: &mut impl Iterator<Item = u8>) -> Action {
                 priority: (opening >> 6).into(),
                 namespace: (length >> 6).into(),
                 stops_at_once: opening & 0x20 != 0,
-                wishes: Wishes::default(),
+                wishes: RequestOptions::default(),
                 siblings: (code >> 5 & 3).into(),
             }
         }

@@ -66,8 +66,8 @@ impl Pressure<'_> {
     }
 }
 
-fn useless<T>(what: String) -> Result<T, Violation> {
-    Err(Violation::Useless(what))
+fn low_reuse<T>(what: String) -> Result<T, Violation> {
+    Err(Violation::LowReuse(what))
 }
 
 /// Checks that at least a percentage of the prompts' pages was not computed.
@@ -82,7 +82,7 @@ fn check_hits(
     let tokens: u64 = prompts.iter().map(|&(id, _)| bench.recomputed_tokens(id)).sum();
     let computed = tokens.div_ceil(page_size);
     if (pages - computed.min(pages)) * 100 < pages * least_percent {
-        return useless(format!("{computed} of {pages} cached pages computed {situation}"));
+        return low_reuse(format!("{computed} of {pages} cached pages computed {situation}"));
     }
     Ok(())
 }
@@ -159,7 +159,7 @@ fn warm_host(pressure: &mut Pressure<'_>) -> Result<(), Violation> {
     // The answer of the first prompt may have its own page.
     let possible = (host - held) as usize - 2;
     if written < possible.min(62) {
-        return useless(format!("{written} of {possible} pages copied to a full host"));
+        return low_reuse(format!("{written} of {possible} pages copied to a full host"));
     }
     Ok(())
 }
@@ -214,7 +214,7 @@ fn replaced_weights(pressure: &mut Pressure<'_>) -> Result<(), Violation> {
         }
     }
     if stored > 0 {
-        return useless(format!("{stored} pages of replaced weights stored in L3"));
+        return low_reuse(format!("{stored} pages of replaced weights stored in L3"));
     }
     Ok(())
 }
@@ -247,7 +247,7 @@ fn late_room(pressure: &mut Pressure<'_>) -> Result<(), Violation> {
     let urgent = bench.submit_with(2, 32, 1, 5, Reach::L3)?;
     bench.run_until(|bench| bench.has_token(urgent) || !bench.is_live(grows))?;
     if !bench.has_token(urgent) {
-        return useless("a running request ended before a more urgent one had room".to_owned());
+        return low_reuse("a running request ended before a more urgent one had room".to_owned());
     }
     bench.run_until_quiet()
 }
@@ -281,7 +281,7 @@ fn many_deferred(pressure: &mut Pressure<'_>) -> Result<(), Violation> {
     let behind = bench.submit(1, 0, 1)?;
     bench.run_until(|bench| [first, behind].iter().any(|&id| bench.has_token(id)))?;
     if !bench.has_token(behind) {
-        return useless(format!("a request waited behind {deferred} deferred ones"));
+        return low_reuse(format!("a request waited behind {deferred} deferred ones"));
     }
     bench.run_until_quiet()
 }

@@ -6,11 +6,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use terrace_cache::planted::{Bug, plant};
 use terrace_scheduler::{Config, OpId, Outcome, Reach, Stats};
 
-use super::action::{Action, Opening, PassageWish, Wishes};
+use super::action::{Action, Opening, PassageOption, RequestOptions};
 use super::faults::{FaultCounts, FaultKind};
 use super::stage::{Stage, Violation};
 use super::swarm::Swarm;
-use super::useful::{Account, live_usefully};
+use super::useful::{Account, run_benign};
 use crate::world::{Damage, LAYERS, Transfer};
 use terrace_kit::Dice;
 
@@ -25,7 +25,7 @@ const NEVER_IN_TIME_US: u64 = 10_000_000;
 
 /// Result of a run.
 #[derive(Debug)]
-pub struct Life {
+pub struct RunResult {
     /// Seed.
     pub seed: u64,
     /// Configuration, load and faults drawn from the seed.
@@ -46,7 +46,7 @@ pub struct Life {
 
 /// Parameters of a run.
 #[derive(Clone, Copy, Debug)]
-pub struct Fate {
+pub struct RunOptions {
     /// Seed.
     pub seed: u64,
     /// Steps of the phase with faults.
@@ -57,7 +57,7 @@ pub struct Fate {
     pub only_fault: Option<Option<(OpId, FaultKind)>>,
 }
 
-impl Fate {
+impl RunOptions {
     /// Returns the default parameters for a seed.
     #[must_use]
     pub fn of(seed: u64, steps: u64) -> Self {
@@ -67,12 +67,12 @@ impl Fate {
 
 /// Runs a world: steps with faults, then until all requests have ended.
 #[must_use]
-pub fn live(fate: Fate) -> Life {
-    plant(fate.bug);
-    let seed = fate.seed;
+pub fn run_world(options: RunOptions) -> RunResult {
+    plant(options.bug);
+    let seed = options.seed;
     let mut dice = Dice::new(seed);
     let mut swarm = Swarm::draw(&mut dice);
-    if fate.only_fault.is_some() {
+    if options.only_fault.is_some() {
         swarm.fault_odds = Default::default();
     }
     if overlaps(seed) {
@@ -81,7 +81,7 @@ pub fn live(fate: Fate) -> Life {
         swarm.config.rates.prefill_ns_per_token = 50_000_000;
         swarm.load.token_us = 4_000;
     }
-    let mut wishes = WishDice::new(seed);
+    let mut wishes = RequestOptionDice::new(seed);
     let answers = AnswerDice::new(seed);
     wishes.configure(&mut swarm.config);
     let mut simulation = Simulation {
@@ -90,9 +90,9 @@ pub fn live(fate: Fate) -> Life {
         dice,
         wishes,
         answers,
-        stops: StopDice::new(seed, fate.only_fault.is_none()),
+        stops: StopDice::new(seed, options.only_fault.is_none()),
         layers: LayerDice::new(seed),
-        only_fault: fate.only_fault.flatten(),
+        only_fault: options.only_fault.flatten(),
         actions: Vec::new(),
         faults: FaultCounts::default(),
         steps: 0,
@@ -102,21 +102,21 @@ pub fn live(fate: Fate) -> Life {
         calm: false,
     };
     let lived = catch_unwind(AssertUnwindSafe(|| {
-        simulation.stormy_phase(fate.steps)?;
+        simulation.fault_phase(options.steps)?;
         simulation.calm_phase()
     }));
     let mut violation = violation_of(lived);
     let Simulation { stage, swarm, actions, faults, mut steps, .. } = simulation;
     // Low hit rates do no harm in these worlds; only a benign world detects them.
-    if violation.is_none() && fate.only_fault.is_none() && seed.is_multiple_of(USEFUL_EVERY) {
+    if violation.is_none() && options.only_fault.is_none() && seed.is_multiple_of(USEFUL_EVERY) {
         let mut account = Account::default();
-        let lived = catch_unwind(AssertUnwindSafe(|| live_usefully(seed, &mut account)));
+        let lived = catch_unwind(AssertUnwindSafe(|| run_benign(seed, &mut account)));
         violation = violation_of(lived);
         steps += account.plans;
     }
     plant(None);
     let (fingerprint, stats) = (stage.fingerprint, stage.world.scheduler.stats());
-    Life { seed, swarm, actions, steps, faults, fingerprint, stats, violation }
+    RunResult { seed, swarm, actions, steps, faults, fingerprint, stats, violation }
 }
 
 /// Returns whether load-backs overlap with steps in the worlds of a seed. It has its own random
@@ -144,7 +144,7 @@ struct Simulation {
     only_fault: Option<(OpId, FaultKind)>,
     stage: Stage,
     dice: Dice,
-    wishes: WishDice,
+    wishes: RequestOptionDice,
     answers: AnswerDice,
     stops: StopDice,
     layers: LayerDice,
@@ -161,12 +161,12 @@ struct Simulation {
 
 /// Draws optional properties of requests. It has its own random source, so that other draws of the
 /// seed stay the same.
-struct WishDice {
+struct RequestOptionDice {
     dice: Dice,
     has_wishes: bool,
 }
 
-impl WishDice {
+impl RequestOptionDice {
     fn new(seed: u64) -> Self {
         let mut dice = Dice::new(!seed);
         let has_wishes = dice.one_in(2);
@@ -180,13 +180,13 @@ impl WishDice {
         }
     }
 
-    fn draw(&mut self) -> Wishes {
-        let mut wishes = Wishes::default();
+    fn draw(&mut self) -> RequestOptions {
+        let mut wishes = RequestOptions::default();
         if !self.has_wishes {
             return wishes;
         }
         if self.dice.one_in(2) {
-            wishes.passage = Some(PassageWish {
+            wishes.passage = Some(PassageOption {
                 start: self.dice.pick(&[0, 3, 9]),
                 tokens: self.dice.pick(&[1, 4, 9]),
                 content: self.dice.pick(&[0, 1, 2]),
@@ -207,7 +207,7 @@ impl WishDice {
     }
 }
 
-/// Draws numbers of further answers. It has its own random source, like [`WishDice`].
+/// Draws numbers of further answers. It has its own random source, like [`RequestOptionDice`].
 #[derive(Debug)]
 pub(super) struct AnswerDice {
     dice: Dice,
@@ -288,7 +288,7 @@ impl Simulation {
 
     // ---- the two phases ----
 
-    fn stormy_phase(&mut self, steps: u64) -> Result<(), Violation> {
+    fn fault_phase(&mut self, steps: u64) -> Result<(), Violation> {
         while self.steps < steps {
             self.next_event()?;
             self.chaos()?;
@@ -334,7 +334,7 @@ impl Simulation {
             self.perform(Action::Wait(NEVER_IN_TIME_US))?;
             self.plan()?;
             if self.due.is_empty() && self.stage.world.last_plan().is_idle() {
-                return self.everything_is_back();
+                return self.check_released();
             }
             while !self.due.is_empty() {
                 self.report_next()?;
@@ -355,7 +355,7 @@ impl Simulation {
         requests * each * 4 + 2_000
     }
 
-    fn everything_is_back(&mut self) -> Result<(), Violation> {
+    fn check_released(&mut self) -> Result<(), Violation> {
         let not_returned = |what: String| Err(Violation::NotReturned(what));
         let stats = self.stage.world.scheduler.stats();
         for kind in

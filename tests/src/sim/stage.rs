@@ -7,7 +7,7 @@ use terrace_scheduler::{
     Config, ContentKey, Event, OpId, Outcome, Passage, Plan, Request, RequestId, StateName, Token,
 };
 
-use super::action::{Action, Opening, PassageWish, Wishes};
+use super::action::{Action, Opening, PassageOption, RequestOptions};
 use super::router::Router;
 use crate::world::{LAYERS, Transfer, World};
 
@@ -34,11 +34,11 @@ pub enum Violation {
     /// A resource was not released at the end.
     NotReturned(String),
     /// A page was written to or read from a tier that the request does not use.
-    Overreach(String),
+    TierViolation(String),
     /// The state of a router that follows the KV events is wrong.
-    Misled(String),
+    StaleRouter(String),
     /// Available pages were not reused, or a request waited without a reason.
-    Useless(String),
+    LowReuse(String),
 }
 
 impl fmt::Display for Violation {
@@ -51,9 +51,9 @@ impl fmt::Display for Violation {
             Self::Panic(what) => write!(f, "panic: {what}"),
             Self::Unending(what) => write!(f, "unending: {what}"),
             Self::NotReturned(what) => write!(f, "not returned: {what}"),
-            Self::Overreach(what) => write!(f, "overreach: {what}"),
-            Self::Misled(what) => write!(f, "a router is misled: {what}"),
-            Self::Useless(what) => write!(f, "useless: {what}"),
+            Self::TierViolation(what) => write!(f, "overreach: {what}"),
+            Self::StaleRouter(what) => write!(f, "a router has stale state: {what}"),
+            Self::LowReuse(what) => write!(f, "low reuse: {what}"),
         }
     }
 }
@@ -190,7 +190,7 @@ impl Stage {
             self.check()?;
             if let Some(router) = &mut self.router {
                 let followed = router.follow(&mut self.world.scheduler);
-                followed.map_err(Violation::Misled)?;
+                followed.map_err(Violation::StaleRouter)?;
             }
         }
         Ok(())
@@ -204,7 +204,7 @@ impl Stage {
         let audit = self.world.scheduler.try_audit();
         audit.map_err(|fault| Violation::Audit(fault.to_string()))?;
         if let Some(what) = self.world.overreach() {
-            return Err(Violation::Overreach(what.to_owned()));
+            return Err(Violation::TierViolation(what.to_owned()));
         }
         if let Some(request) = self.world.wrong_token() {
             return Err(Violation::WrongToken(request));
@@ -303,13 +303,13 @@ impl Stage {
     }
 }
 
-fn grant(wishes: &Wishes, request: &mut Request) {
+fn grant(wishes: &RequestOptions, request: &mut Request) {
     (request.reads, request.writes) = (wishes.reads, wishes.writes);
     if let Some(number) = wishes.adapter {
         request.adapter = format!("lora {number}");
     }
     let tokens = request.prompt.len() as u32;
-    if let Some(PassageWish { start, tokens: length, content, is_whole }) = wishes.passage
+    if let Some(PassageOption { start, tokens: length, content, is_whole }) = wishes.passage
         && let Some(start) = start.checked_rem(tokens)
     {
         let end = tokens.min(start + length);

@@ -13,11 +13,11 @@ use terrace_scheduler::{
     PrefetchPolicy, QueueConfig, RateConfig, RequestId, Sequence, StateName,
 };
 
-use super::action::{Action, Opening, Wishes};
+use super::action::{Action, Opening, RequestOptions};
 use super::pressure::run_under_pressure;
 use super::simulation::{AnswerDice, overlaps};
 use super::stage::{Stage, Violation};
-use super::story::{begin_story, tell_action};
+use super::story::{trace_action, trace_header};
 use crate::world::Transfer;
 use terrace_kit::Dice;
 
@@ -83,37 +83,41 @@ struct Yield {
 
 impl Yield {
     fn judge(&self, when: &str) -> Result<(), Violation> {
-        let useless = |what: String| Err(Violation::Useless(format!("{what} {when}")));
+        let low_reuse = |what: String| Err(Violation::LowReuse(format!("{what} {when}")));
         let (shared, twice) = self.answered;
         // Like any page, it may be evicted between two answers.
         if falls_short(shared - twice, shared, 99) {
-            return useless(format!("{twice} of {shared} pages of several answers computed twice"));
+            return low_reuse(format!(
+                "{twice} of {shared} pages of several answers computed twice"
+            ));
         }
         for (place, &(bound, had)) in &self.places {
             if falls_short(had, bound, place.least_percent()) {
-                return useless(format!("{had} of {bound} pages taken from {place:?}"));
+                return low_reuse(format!("{had} of {bound} pages taken from {place:?}"));
             }
         }
         let all: u64 = self.places.values().map(|(bound, _)| bound).sum();
         let (lost, _) = self.places.get(&Place::Nowhere).copied().unwrap_or_default();
         if falls_short(all - lost, all, 98) {
-            return useless(format!("{lost} of {all} pages lost"));
+            return low_reuse(format!("{lost} of {all} pages lost"));
         }
         let (recent, on_device) = self.recent;
         if falls_short(on_device, recent, 75) {
-            return useless(format!("{on_device} of {recent} recent pages on device"));
+            return low_reuse(format!("{on_device} of {recent} recent pages on device"));
         }
         let (continued, on_device) = self.continued;
         if falls_short(on_device, continued, 95) {
-            return useless(format!("{on_device} of {continued} pages of conversations on device"));
+            return low_reuse(format!(
+                "{on_device} of {continued} pages of conversations on device"
+            ));
         }
         let (shorts, steps) = self.short;
         if steps > shorts * 3 + ODDS {
-            return useless(format!("{shorts} short prompts waited for {steps} steps"));
+            return low_reuse(format!("{shorts} short prompts waited for {steps} steps"));
         }
         let (busy_us, idle_us) = self.busy_us;
         if idle_us * 100 > busy_us * 2 {
-            return useless(format!("nothing under way for {idle_us} of {busy_us} us"));
+            return low_reuse(format!("nothing under way for {idle_us} of {busy_us} us"));
         }
         Ok(())
     }
@@ -168,12 +172,12 @@ pub(super) struct Account {
 ///
 /// # Errors
 /// Returns an unmet threshold or any other violation.
-pub(super) fn live_usefully(seed: u64, account: &mut Account) -> Result<(), Violation> {
+pub(super) fn run_benign(seed: u64, account: &mut Account) -> Result<(), Violation> {
     let mut dice = Dice::new(seed ^ 0x5EED);
     let mut config = draw_config(&mut dice);
     config.copies.load_back_overlaps = overlaps(seed);
     if let Some(story) = &mut account.story {
-        *story = begin_story(seed, &mut config);
+        *story = trace_header(seed, &mut config);
     }
     let trouble = dice.pick(&[
         Trouble::None,
@@ -453,7 +457,7 @@ impl Useful<'_> {
             priority,
             namespace: 0,
             stops_at_once: false,
-            wishes: Wishes::default(),
+            wishes: RequestOptions::default(),
             siblings,
         })?;
         for place in before..self.stage.live.len() {
@@ -644,7 +648,7 @@ impl Useful<'_> {
         let at = self.now();
         let performed = self.stage.perform(&action);
         if let Some(story) = &mut self.account.story {
-            tell_action(story, at, &action, &mut self.stage);
+            trace_action(story, at, &action, &mut self.stage);
         }
         performed
     }

@@ -11,7 +11,7 @@ use super::{Damage, Member, Object, Transfer, World};
 #[derive(Debug)]
 pub(super) struct Arrival {
     /// Outcome to report.
-    fate: Outcome,
+    outcome: Outcome,
     /// The layers that have arrived.
     layers: [bool; LAYERS],
 }
@@ -23,7 +23,7 @@ impl World {
     /// Returns the error of the scheduler.
     pub fn report(&mut self, op: OpId, rank: u32, outcome: Outcome) -> Result<(), EventError> {
         let outcome = match self.arrivals.get(&(op, rank)) {
-            Some(arrival) if outcome != Outcome::TimedOut => arrival.fate,
+            Some(arrival) if outcome != Outcome::TimedOut => arrival.outcome,
             Some(_) | None => outcome,
         };
         let outcome = self.perform(op, rank, outcome, None);
@@ -46,11 +46,11 @@ impl World {
         };
         let Some(_) = sound_pages(outcome, transfer.pages()) else { return };
         let layers = [false; LAYERS];
-        let arrival = self.arrivals.entry((op, rank)).or_insert(Arrival { fate: outcome, layers });
+        let arrival = self.arrivals.entry((op, rank)).or_insert(Arrival { outcome, layers });
         if std::mem::replace(&mut arrival.layers[layer], true) {
             return;
         }
-        let sound = sound_pages(arrival.fate, transfer.pages()).unwrap_or_default();
+        let sound = sound_pages(arrival.outcome, transfer.pages()).unwrap_or_default();
         match transfer {
             Transfer::LoadBack(from, to) => {
                 if self.host.is_any_bad(from) {
@@ -79,7 +79,8 @@ impl World {
     pub(super) fn is_misled(&self, member: &Member) -> bool {
         member.waits_for.is_some_and(|op| {
             let mut arrivals = self.arrivals.range((op, 0)..=(op, u32::MAX));
-            self.misread.contains(&op) || arrivals.any(|(_, arrival)| arrival.fate != Outcome::Done)
+            self.misread.contains(&op)
+                || arrivals.any(|(_, arrival)| arrival.outcome != Outcome::Done)
         })
     }
 
@@ -148,7 +149,7 @@ impl World {
         let mut written = Vec::new();
         let outcome = match self.transfers.get(&op) {
             Some(Transfer::LoadBack(from, to)) => {
-                let arrival = Arrival { fate: outcome, layers: [true; LAYERS] };
+                let arrival = Arrival { outcome, layers: [true; LAYERS] };
                 self.arrivals.insert((op, rank), arrival);
                 if self.host.is_any_bad(from) {
                     self.misread.insert(op);
@@ -158,7 +159,7 @@ impl World {
                 }
                 if let Outcome::Corrupt | Outcome::CorruptAfter(_) = outcome {
                     // The host pages are invalid.
-                    self.host.spoil(&from[sound..]);
+                    self.host.invalidate(&from[sound..]);
                 }
                 outcome
             }
@@ -217,7 +218,7 @@ impl World {
                     self.l3.insert(key, Object { key, generation, prefix, checksum, kv });
                 }
                 if let Outcome::Corrupt | Outcome::CorruptAfter(_) = outcome {
-                    self.host.spoil(&from[sound..]);
+                    self.host.invalidate(&from[sound..]);
                 }
                 outcome
             }

@@ -66,7 +66,7 @@ impl<T: Copy> Arena<T> {
     }
 
     /// Invalidates pages.
-    pub(super) fn spoil(&mut self, pages: &[Page<T>]) {
+    pub(super) fn invalidate(&mut self, pages: &[Page<T>]) {
         for &page in pages {
             self[page].0.fill(RUBBISH);
         }

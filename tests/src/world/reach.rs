@@ -30,7 +30,8 @@ impl World {
         let last = kv.first_layer()[self.page_size - 1];
         let is_sound = kv.0.iter().all(|&word| word != RUBBISH);
         if is_sound && !self.writable[tier as usize - 1].contains(&last) {
-            self.overreach = Some(format!("a page that nobody writes to {tier:?} went there"));
+            self.overreach =
+                Some(format!("a page that no request writes to {tier:?} was written there"));
         }
     }
 

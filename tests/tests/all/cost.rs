@@ -38,7 +38,7 @@ fn cost_of_the_same_work(mut world: World) -> u64 {
 }
 
 #[test]
-fn the_cost_of_a_step_does_not_grow_with_the_tree() {
+fn step_cost_does_not_grow_with_the_tree() {
     for eviction in EvictionKind::ALL {
         let small = cost_of_the_same_work(world_with(10, eviction, 60_000));
         let large = cost_of_the_same_work(world_with(4_000, eviction, 60_000));
@@ -48,7 +48,7 @@ fn the_cost_of_a_step_does_not_grow_with_the_tree() {
 }
 
 #[test]
-fn eviction_from_a_full_pool_costs_what_it_evicts() {
+fn eviction_cost_is_proportional_to_evicted_pages() {
     for eviction in EvictionKind::ALL {
         // Both pools are full, so that every new page evicts one.
         let small = cost_of_the_same_work(world_with(40, eviction, 300));
@@ -58,7 +58,7 @@ fn eviction_from_a_full_pool_costs_what_it_evicts() {
 }
 
 #[test]
-fn a_large_write_back_is_split_over_plans() {
+fn large_write_back_is_split_over_plans() {
     let config = Config::builder().page_size(1).device_pages(20_000).host_pages(20_000);
     let mut world = World::new(config.build().expect("it can work")).expect("it can work");
     world.submit(Request::new(1, tokens(1, 10_000), 1)).expect("it fits");

@@ -104,7 +104,7 @@ async fn backed_up(engine: &Engine, pages: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_second_answer_comes_from_the_device_and_is_the_same() {
+async fn second_answer_is_a_device_hit_and_equal() {
     let engine = start(device(64, 0), None);
     let prompt = prompt(1, 100);
     let first = ask(&engine, &prompt, 20).await;
@@ -116,7 +116,7 @@ async fn the_second_answer_comes_from_the_device_and_is_the_same() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_no_longer_fits_the_device_comes_back_from_host() {
+async fn evicted_pages_are_loaded_from_host() {
     let engine = start(device(16, 64), None);
     let old = prompt(1, 200);
     ask(&engine, &old, 8).await;
@@ -129,7 +129,7 @@ async fn what_no_longer_fits_the_device_comes_back_from_host() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn another_engine_finds_in_l3_what_this_one_computed() {
+async fn another_engine_hits_pages_in_l3() {
     let store = memory_store();
     let prompt = prompt(3, 300);
     let first = start(device(64, 64), Some(store.clone()));
@@ -142,7 +142,7 @@ async fn another_engine_finds_in_l3_what_this_one_computed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pages_go_between_the_host_arena_and_l3_without_a_copy() {
+async fn l3_transfers_use_the_host_arena_without_a_copy() {
     let witness = Arc::new(FaultyStore::new(memory_store()));
     let device = device(64, 64);
     let host = format!("{:?}", device.host().unwrap());
@@ -168,7 +168,7 @@ async fn salts_do_not_share() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn stop_tokens_end_an_answer_and_are_not_part_of_it() {
+async fn answer_ends_before_its_stop_token() {
     let engine = start(device(64, 0), None);
     let prompt = prompt(5, 40);
     let whole = toy_answer(&prompt, 30);
@@ -181,7 +181,7 @@ async fn stop_tokens_end_an_answer_and_are_not_part_of_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn checksums_tell_answers_apart_and_only_those() {
+async fn checksums_distinguish_exactly_different_answers() {
     let engine = start(device(64, 0), None);
     let ask = |seed| {
         let mut generate = Generate::new(prompt(seed, 50), 5);
@@ -195,7 +195,7 @@ async fn checksums_tell_answers_apart_and_only_those() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn dropping_an_answer_calls_its_request_off() {
+async fn dropping_an_answer_cancels_its_request() {
     let engine = start(device(256, 0), None);
     let mut generation = engine.submit(Generate::new(prompt(1, 20), 4000)).await.unwrap();
     assert!(matches!(generation.next().await, Some(Update::Started(_))));
@@ -204,7 +204,7 @@ async fn dropping_an_answer_calls_its_request_off() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_asker_that_has_enough_ends_its_request_as_finished() {
+async fn finish_ends_a_request_as_finished() {
     let engine = start(device(256, 64), None);
     let mut generation = engine.submit(Generate::new(prompt(1, 40), 4000)).await.unwrap();
     assert!(matches!(generation.next().await, Some(Update::Started(_))));
@@ -215,7 +215,7 @@ async fn an_asker_that_has_enough_ends_its_request_as_finished() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_that_cannot_be_are_refused() {
+async fn rejects_invalid_requests() {
     let engine = start(device(16, 0), None);
     let refusal = async |generate| engine.submit(generate).await.unwrap_err();
     assert!(matches!(
@@ -236,7 +236,7 @@ fn sibling(sampling: Sampling) -> Sibling {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_to_one_prompt_compute_it_once_and_are_their_own() {
+async fn sibling_answers_compute_the_prompt_once() {
     let engine = start(device(64, 0), None);
     let (prompt, tokens) = (prompt(1, 100), 12);
     let dice = Sampling { temperature: 1.0, top_k: 20, seed: 7, ..Sampling::GREEDY };
@@ -271,7 +271,7 @@ async fn answers_to_one_prompt_compute_it_once_and_are_their_own() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_to_one_prompt_are_taken_all_or_none() {
+async fn siblings_are_accepted_all_or_none() {
     let mut config = config();
     config.queue.requests_max = 2;
     let model = Threaded::new(ToyModel::default());
@@ -288,7 +288,7 @@ async fn answers_to_one_prompt_are_taken_all_or_none() {
 }
 
 #[tokio::test]
-async fn a_device_of_another_page_size_is_refused() {
+async fn rejects_a_device_of_another_page_size() {
     let refused = |layout: PageLayout| {
         let device = CpuDevice::new(16, 0, layout).unwrap();
         let error =
@@ -314,7 +314,7 @@ async fn a_device_of_another_page_size_is_refused() {
 /// A store that hangs in a call does not delay requests that do not need it, and delays the others
 /// only up to the deadline.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hanging_store_holds_nobody_up() {
+async fn hanging_store_delays_no_other_request() {
     for call in [Call::Exists, Call::Get, Call::Put] {
         let faulty = Arc::new(FaultyStore::new(memory_store()));
         let stored = prompt(1, 300);
@@ -344,7 +344,7 @@ async fn a_hanging_store_holds_nobody_up() {
 /// A guarded store abandons a read that still writes to host memory: the pages are reused only
 /// after the read has released them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pages_of_a_read_that_was_given_up_are_not_used_before_it_ends() {
+async fn pages_of_an_abandoned_read_are_reused_after_its_end() {
     let faulty = Arc::new(FaultyStore::new(memory_store()));
     let stored = prompt(1, 300);
     let first = start(device(64, 64), Some(faulty.clone()));
@@ -371,7 +371,7 @@ async fn pages_of_a_read_that_was_given_up_are_not_used_before_it_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_shutdown_stores_what_was_computed() {
+async fn shutdown_stores_computed_pages() {
     let store = memory_store();
     let engine = start(device(64, 64), Some(store.clone()));
     let prompts: Vec<_> = (0..4).map(|seed| prompt(seed, 100)).collect();
@@ -387,7 +387,7 @@ async fn a_shutdown_stores_what_was_computed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_shutdown_waits_for_answers_as_long_as_its_patience() {
+async fn shutdown_waits_for_answers_up_to_its_patience() {
     let engine = start(device(256, 0), None);
     let short = engine.submit(Generate::new(prompt(1, 20), 10)).await.unwrap();
     let drained = engine.shutdown(PATIENCE).await;
@@ -406,7 +406,7 @@ async fn a_shutdown_waits_for_answers_as_long_as_its_patience() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_shutdown_gives_up_on_a_store_that_hangs() {
+async fn shutdown_abandons_a_hanging_store() {
     let faulty = Arc::new(FaultyStore::new(memory_store()));
     faulty.set(Call::Put, Some(Fault::BeginsLate));
     let engine = start(device(64, 64), Some(faulty.clone()));
@@ -493,7 +493,7 @@ impl Device for HoldingDevice {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_copy_that_nobody_waits_for_any_more_is_called_off() {
+async fn copy_of_an_aborted_request_is_cancelled() {
     let mut config = config();
     config.copies.load_back_timeout_ms = 50;
     // There is room to compute the pages whose load-back is held.
@@ -524,7 +524,7 @@ async fn a_copy_that_nobody_waits_for_any_more_is_called_off() {
 /// A prefetch of an aborted request reads no more than the pieces in flight. Their pages are kept,
 /// the rest of its memory is freed, and a later request for the same prompt gets all of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_prefetch_that_nobody_waits_for_any_more_is_called_off() {
+async fn prefetch_of_an_aborted_request_is_cancelled() {
     const PAGES: u32 = 100;
     const HOST_PAGES: u32 = 256;
     let faulty = Arc::new(FaultyStore::new(memory_store()));
@@ -566,12 +566,12 @@ async fn a_prefetch_that_nobody_waits_for_any_more_is_called_off() {
 
 /// Late, reordered and failed copies cause no wrong answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whatever_order_copies_come_in_no_answer_is_wrong() {
+async fn answers_are_right_for_any_order_of_copies() {
     copies_come_in_any_order(false).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whatever_order_copies_come_in_steps_may_begin_before_them() {
+async fn answers_are_right_for_any_order_of_overlapped_copies() {
     copies_come_in_any_order(true).await;
 }
 
@@ -615,7 +615,7 @@ fn computed() -> Duration {
 /// Only the driver runs on this thread.
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn a_shutdown_sleeps_while_it_waits_for_copies() {
+async fn shutdown_sleeps_while_it_waits_for_copies() {
     let mut config = config();
     config.cache.write_policy = WritePolicy::WriteThrough;
     let device = Arc::new(BrokenDevice::new(false));
@@ -630,7 +630,7 @@ async fn a_shutdown_sleeps_while_it_waits_for_copies() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_is_called_off_by_a_shutdown_is_told_at_once() {
+async fn requests_cancelled_by_a_shutdown_end_at_once() {
     let faulty = Arc::new(FaultyStore::new(memory_store()));
     faulty.set(Call::Exists, Some(Fault::BeginsLate));
     let mut config = config();
@@ -651,7 +651,7 @@ async fn who_is_called_off_by_a_shutdown_is_told_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_asks_for_a_shutdown_is_told_when_it_is_over() {
+async fn every_shutdown_call_returns_at_the_end() {
     let engine = start(device(256, 0), None);
     let _long = engine.submit(Generate::new(prompt(1, 20), 4000)).await.unwrap();
     let (first, second) = tokio::join!(
@@ -662,7 +662,7 @@ async fn whoever_asks_for_a_shutdown_is_told_when_it_is_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engine_that_dies_is_known_to_have_ended() {
+async fn panicked_engine_counts_as_ended() {
     let engine = start(BrokenDevice::new(true), None);
     let running = tokio::time::timeout(Duration::from_millis(50), engine.ended()).await;
     assert!(running.is_err(), "it runs");
@@ -673,7 +673,7 @@ async fn an_engine_that_dies_is_known_to_have_ended() {
 
 /// Sampling state follows a request that is retracted and gets another row.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn penalties_count_all_of_an_answer_that_was_retracted() {
+async fn penalties_survive_a_retraction() {
     const ASKERS: u32 = 8;
     let penalised = |seed| {
         let mut generate = Generate::new(prompt(seed, 20), 60);
@@ -722,7 +722,7 @@ impl Grammar for Even {
 
 /// Steps that are launched ahead change no answer, for every kind of sampling and of end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_launched_ahead_changes_no_answer() {
+async fn steps_launched_ahead_change_no_answer() {
     const REQUESTS: u32 = 300;
     let generate = |number: u32| {
         let mut generate = Generate::new(prompt(number % 40, 5 + number % 90), 1 + number % 50);
@@ -771,7 +771,7 @@ async fn what_is_launched_ahead_changes_no_answer() {
 
 /// A model that always fails fails the request, not the engine.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_model_that_cannot_compute_fails_the_request() {
+async fn failing_model_fails_the_request() {
     let model = Threaded::new(FlakyModel::new(ToyModel::default(), Chance::new(1), 1));
     let engine = Engine::start(config(), model, Arc::new(device(64, 0)), None).unwrap();
     let answer = ask(&engine, &prompt(1, 20), 4).await;
@@ -782,7 +782,7 @@ async fn a_model_that_cannot_compute_fails_the_request() {
 /// All at once: small tiers, shared prefixes, aborts, and a device, a model and a store that fail
 /// at random. Every answer is right, and all resources are released in the end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whatever_fails_no_answer_is_wrong() {
+async fn answers_are_right_under_random_failures() {
     // The number of timely prefetches depends on the machine, so it runs until all kinds have
     // occurred.
     let enough =
@@ -919,7 +919,7 @@ impl Heard {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn routers_follow_what_each_tier_holds() {
+async fn routers_follow_the_content_of_each_tier() {
     let engine = start(device(64, 64), Some(memory_store()));
     let prompt = prompt(1, 100);
     let mut early = engine.kv_events(1000).await.unwrap();
@@ -936,7 +936,7 @@ async fn routers_follow_what_each_tier_holds() {
     let mut late = engine.kv_events(1000).await.unwrap();
     let mut heard_late = Heard::default();
     heard_late.until(&mut late, KvTier::L3, 6).await;
-    assert_eq!(heard_late.pages, heard.pages, "whoever comes later begins with everything");
+    assert_eq!(heard_late.pages, heard.pages, "a late subscriber starts with a complete snapshot");
 
     engine.clear_cache().await.unwrap();
     for (heard, feed) in [(&mut heard, &mut early), (&mut heard_late, &mut late)] {
@@ -948,7 +948,7 @@ async fn routers_follow_what_each_tier_holds() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_router_that_falls_behind_starts_over() {
+async fn slow_router_restarts_from_a_snapshot() {
     let engine = start(device(64, 0), None);
     let mut feed = engine.kv_events(2).await.unwrap();
     for seed in 0..6 {

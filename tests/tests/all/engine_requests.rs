@@ -135,7 +135,7 @@ async fn adapters_and_passages_reach_the_model_and_share_no_page() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_the_model_does_not_have_is_refused() {
+async fn rejects_unknown_adapters_and_passages() {
     let came = Arc::default();
     let engine = start(Knowing::new(&came), None);
     let birds = Generate { adapter: "birds".to_owned(), ..Generate::new(prompt(1), 4) };
@@ -151,7 +151,7 @@ async fn what_the_model_does_not_have_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn other_weights_find_nothing_of_the_old_ones_on_any_tier() {
+async fn new_weights_hit_no_old_page_on_any_tier() {
     let (old, new) = (ToyModel { weights: 1 }, ToyModel { weights: 2 });
     let page_bytes = old.kv_layout().pages(PAGE_SIZE).unwrap().bytes();
     let store: Arc<dyn Store> =
@@ -181,7 +181,7 @@ async fn stepping<T>(permits: &SyncSender<()>, awaited: impl Future<Output = T>)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_go_on_with_other_weights_from_the_tokens_that_they_have() {
+async fn answers_continue_with_new_weights() {
     let models = [1, 2, 3].map(|weights| ToyModel { weights });
     let (permits, permitted) = sync_channel(1);
     let inner = Threaded::new(models[0]);
@@ -226,7 +226,7 @@ async fn answers_go_on_with_other_weights_from_the_tokens_that_they_have() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn weights_that_do_not_fit_are_refused_and_nothing_changes() {
+async fn refused_weights_change_nothing() {
     let engine = start(Threaded::new(ToyModel::default()), None);
     let generate = || Generate::new(prompt(1), 4);
     let (tokens, _) = ask(&engine, generate()).await;

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use terrace_scheduler::OpId;
-use terrace_tests::sim::{Fate, FaultKind, live};
+use terrace_tests::sim::{FaultKind, RunOptions, run_world};
 
 /// Returns the number of worlds.
 fn worlds() -> u64 {
@@ -30,7 +30,7 @@ const WAYS: [FaultKind; 11] = [
 
 /// Runs a world with at most this fault. Returns the numbers of operations and of faults.
 fn world(seed: u64, fault: Option<(OpId, FaultKind)>) -> (u64, u64) {
-    let life = live(Fate { only_fault: Some(fault), ..Fate::of(seed, STEPS) });
+    let life = run_world(RunOptions { only_fault: Some(fault), ..RunOptions::of(seed, STEPS) });
     if let Some(violation) = life.violation {
         panic!("world {seed}, {fault:?}: {violation}");
     }

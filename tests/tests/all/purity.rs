@@ -76,7 +76,7 @@ fn code(text: &str) -> String {
 }
 
 #[test]
-fn pure_crates_depend_on_nothing_that_is_not_pure() {
+fn pure_crates_depend_only_on_pure_crates() {
     for (name, allowed) in PURE {
         let manifest = std::fs::read_to_string(root().join(name).join("Cargo.toml"));
         let manifest: toml::Table = manifest.expect("readable").parse().expect("valid TOML");
@@ -91,7 +91,7 @@ fn pure_crates_depend_on_nothing_that_is_not_pure() {
 }
 
 #[test]
-fn pure_crates_do_not_name_the_outside_world() {
+fn pure_crates_use_no_io_time_or_threads() {
     for (name, _) in PURE {
         let files = sources(&root().join(name).join("src"));
         let lib = files.iter().find(|(path, _)| path.ends_with("src/lib.rs"));
@@ -109,7 +109,7 @@ fn pure_crates_do_not_name_the_outside_world() {
 }
 
 #[test]
-fn no_hash_map_is_ever_iterated() {
+fn no_hash_map_is_iterated() {
     for (name, _) in PURE {
         for (path, text) in sources(&root().join(name).join("src")) {
             if path.ends_with("cache/src/hash.rs") {
@@ -136,7 +136,7 @@ fn hashed_names(code: &str) -> Vec<&str> {
 }
 
 #[test]
-fn the_check_finds_what_it_looks_for() {
+fn purity_check_finds_violations() {
     let sample = "struct S {\n    pub(crate) by_key: HashedMap<u64, u32>,\n}\n// Instant\n";
     assert_eq!(hashed_names(&code(sample)), ["by_key"]);
     assert!(!code(sample).contains("Instant"));

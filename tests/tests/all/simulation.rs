@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use terrace_cache::planted::{Bug, plant};
 use terrace_tests::sim::{
-    Fate, FaultCounts, FaultKind, decode, live, read_story, replay_actions, shrink, write_story,
+    FaultCounts, FaultKind, RunOptions, decode, read_story, replay_actions, run_world, shrink,
+    write_story,
 };
 
 fn folder(name: &str) -> PathBuf {
@@ -27,10 +28,10 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn nothing_that_must_never_happen_happens_and_every_fault_does() {
+fn worlds_have_no_violation_and_all_faults_occur() {
     let mut faults = FaultCounts::default();
     for seed in 0..300 {
-        let life = live(Fate::of(seed, 400));
+        let life = run_world(RunOptions::of(seed, 400));
         assert_eq!(life.violation, None, "seed {seed}");
         faults.add(&life.faults);
     }
@@ -41,7 +42,7 @@ fn nothing_that_must_never_happen_happens_and_every_fault_does() {
 
 /// Seeds that once caused a violation and could not be minimised.
 #[test]
-fn seeds_that_once_failed_live_well() {
+fn seeds_that_once_failed_pass() {
     let lives = [
         // L3 was queried for a retracted request.
         (2_000_436, 1_000),
@@ -76,27 +77,31 @@ fn seeds_that_once_failed_live_well() {
         (6_027_674, 4_000),
     ];
     for (seed, steps) in lives {
-        assert_eq!(live(Fate::of(seed, steps)).violation, None, "seed {seed}");
+        assert_eq!(run_world(RunOptions::of(seed, steps)).violation, None, "seed {seed}");
     }
 }
 
 #[test]
-fn the_same_seed_gives_the_same_life() {
+fn same_seed_gives_the_same_run() {
     for seed in 1000..1010 {
-        let (first, second) = (live(Fate::of(seed, 300)), live(Fate::of(seed, 300)));
+        let (first, second) =
+            (run_world(RunOptions::of(seed, 300)), run_world(RunOptions::of(seed, 300)));
         assert_eq!(first.fingerprint, second.fingerprint, "seed {seed}");
         assert_eq!(first.actions, second.actions, "seed {seed}");
     }
-    assert_ne!(live(Fate::of(1, 300)).fingerprint, live(Fate::of(2, 300)).fingerprint);
+    assert_ne!(
+        run_world(RunOptions::of(1, 300)).fingerprint,
+        run_world(RunOptions::of(2, 300)).fingerprint
+    );
 }
 
 #[test]
-fn planted_bugs_are_caught_and_their_stories_shrink() {
+fn planted_bugs_are_detected_and_minimised() {
     for bug in [Bug::SkipTokenCompare, Bug::PublishFailedTransfer, Bug::LosePagesOnCompletion] {
         // Benign worlds, which one seed in four also runs, have no list of actions.
         let caught = (0..100_u64)
             .filter(|seed| !seed.is_multiple_of(4))
-            .map(|seed| live(Fate { bug: Some(bug), ..Fate::of(seed, 1000) }))
+            .map(|seed| run_world(RunOptions { bug: Some(bug), ..RunOptions::of(seed, 1000) }))
             .find(|life| life.violation.is_some());
         let life = caught.unwrap_or_else(|| panic!("{bug} was not caught"));
         let config = &life.swarm.config;
@@ -110,15 +115,15 @@ fn planted_bugs_are_caught_and_their_stories_shrink() {
 }
 
 #[test]
-fn a_story_survives_being_written_down() {
-    let life = live(Fate::of(7, 100));
+fn action_lists_round_trip() {
+    let life = run_world(RunOptions::of(7, 100));
     let text = write_story(&life.swarm.config, &life.actions);
     let (config, actions) = read_story(&text).expect("what was written");
     assert_eq!((config, actions), (life.swarm.config, life.actions));
 }
 
 #[test]
-fn saved_stories_end_well() {
+fn saved_action_lists_pass() {
     let stories = files(&folder("regressions"));
     assert!(stories.len() >= 30, "{} stories", stories.len());
     for path in stories {
@@ -129,7 +134,7 @@ fn saved_stories_end_well() {
 }
 
 #[test]
-fn what_the_fuzzer_found_ends_well() {
+fn fuzzer_findings_pass() {
     let corpus = files(&folder("../fuzz/corpus/scheduler"));
     assert!(corpus.len() >= 50, "{} inputs", corpus.len());
     for path in corpus {

@@ -30,7 +30,8 @@ pub(crate) async fn run(address: &str) {
         let arena = pool.arena();
         pool.fill(&arena);
         let region = device.register(&arena).expect("memory can be registered");
-        let sources = (0..pool.pages()).map(|page| arena.source(page).expect("nobody writes"));
+        let sources =
+            (0..pool.pages()).map(|page| arena.source(page).expect("the page has no writer"));
         (region, sources.collect())
     });
     let pools = pools.collect();

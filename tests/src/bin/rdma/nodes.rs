@@ -319,7 +319,7 @@ pub(crate) async fn a_node_that_loses_power_in_mid_get(reader: Reader) {
     })
     .await;
     let results = settled.pages.get(&settled.store).await;
-    assert!(results.iter().all(Result::is_err), "nobody is there");
+    assert!(results.iter().all(Result::is_err), "the node is down");
     // The machine restarts.
     drop(reader.holder());
 }

@@ -58,14 +58,14 @@ impl Pool {
     /// Writes the expected content of each page.
     pub(crate) fn fill(self, arena: &Arena) {
         for index in 0..self.pages() {
-            let mut target = arena.target(index).expect("nobody uses it");
+            let mut target = arena.target(index).expect("the page is not in use");
             fill(&page(self.number(index)), &mut target);
         }
     }
 
     /// Returns whether a page of the arena has the expected content.
     pub(crate) fn is_right(self, arena: &Arena, index: u32) -> bool {
-        let source = arena.source(index).expect("nobody writes to it");
+        let source = arena.source(index).expect("the page has no writer");
         is_right(&page(self.number(index)), &source)
     }
 }

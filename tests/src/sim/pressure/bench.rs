@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use terrace_kit::Dice;
 use terrace_scheduler::{Config, CopyDirection, Outcome, Reach, RequestId};
 
-use super::super::action::{Action, Opening, Wishes};
+use super::super::action::{Action, Opening, RequestOptions};
 use super::super::stage::{Stage, Violation};
-use super::super::story::{begin_story, tell_action};
+use super::super::story::{trace_action, trace_header};
 use super::super::useful::Account;
 use crate::world::Transfer;
 
@@ -102,7 +102,7 @@ impl<'a> Bench<'a> {
         account: &'a mut Account,
     ) -> Self {
         if let Some(story) = &mut account.story {
-            *story = begin_story(seed, &mut config);
+            *story = trace_header(seed, &mut config);
         }
         Self {
             page_size: config.cache.page_size,
@@ -150,7 +150,7 @@ impl<'a> Bench<'a> {
             priority,
             namespace: 0,
             stops_at_once: false,
-            wishes: Wishes { writes, ..Wishes::default() },
+            wishes: RequestOptions { writes, ..RequestOptions::default() },
             siblings: 0,
         })?;
         let id = *self.stage.live.last().expect("the prompt fits");
@@ -214,7 +214,7 @@ impl<'a> Bench<'a> {
         let at = self.now();
         let performed = self.stage.perform(action);
         if let Some(story) = &mut self.account.story {
-            tell_action(story, at, action, &mut self.stage);
+            trace_action(story, at, action, &mut self.stage);
         }
         performed
     }

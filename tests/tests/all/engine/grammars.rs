@@ -45,7 +45,7 @@ impl Model for Watched {
 
 /// Two steps are in flight even if a grammar must consume each token before the next is chosen.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_step_is_launched_before_a_grammar_has_seen_the_token_before() {
+async fn step_is_launched_before_a_grammar_consumes_the_previous_token() {
     const TOKENS: u32 = 400;
     let mut config = config();
     config.batch.steps_in_flight_max = 2;
@@ -71,7 +71,7 @@ async fn a_step_is_launched_before_a_grammar_has_seen_the_token_before() {
 /// Tokens that a grammar waits for may never arrive: the step fails, or the request is retracted or
 /// cancelled.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_grammar_follows_its_answer_whatever_becomes_of_steps() {
+async fn grammar_follows_its_answer_through_failed_steps() {
     const REQUESTS: u32 = 120;
     let generate = |number: u32| {
         let mut generate = Generate::new(prompt(number % 30, 5 + number % 60), 20 + number % 40);

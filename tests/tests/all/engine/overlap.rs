@@ -138,7 +138,7 @@ async fn ask_again(loading: Loading, steps_in_flight_max: u32) -> (Answer, Answe
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_step_begins_before_what_it_reads_is_loaded() {
+async fn step_starts_before_its_pages_are_loaded() {
     for steps_in_flight_max in [1, 2] {
         let (first, again, engine) = ask_again(Loading::Comes, steps_in_flight_max).await;
         assert_eq!(again.tokens, first.tokens);
@@ -149,7 +149,7 @@ async fn a_step_begins_before_what_it_reads_is_loaded() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_step_made_of_a_failed_load_back_is_not_answered() {
+async fn results_of_a_failed_load_back_are_discarded() {
     for (loading, failed_steps) in [(Loading::Fails, 1), (Loading::FailsLast, 0)] {
         for steps_in_flight_max in [1, 2] {
             let (first, again, engine) = ask_again(loading, steps_in_flight_max).await;
@@ -163,7 +163,7 @@ async fn what_a_step_made_of_a_failed_load_back_is_not_answered() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_model_that_does_not_wait_for_layers_is_refused() {
+async fn rejects_overlap_for_models_that_do_not_wait_for_layers() {
     let began = CpuFence::default();
     let model =
         Threaded::new(Watched { inner: ToyModel::default(), waits_for_layers: false, began });

@@ -388,7 +388,7 @@ fn f32_hits_are_counted_once() {
     stage.submit(3, (1..=4).chain(51..=59), 10);
     stage.settle();
     let stats = stage.stats();
-    assert!(stats.retractions > 0, "nobody was taken up again");
+    assert!(stats.retractions > 0, "no request was retracted");
     assert!(stats.steps > 15, "there were no chunks: {} steps", stats.steps);
     assert_eq!(stats.prompt_tokens, 9 + 13 + 13);
     // The second found two pages, the third one.

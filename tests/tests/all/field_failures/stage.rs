@@ -151,9 +151,9 @@ impl Stage {
     pub(crate) fn finish(mut self) {
         self.settle();
         let stats = self.stats();
-        assert_eq!((stats.waiting, stats.running, stats.draining), (0, 0, 0), "somebody waits");
+        assert_eq!((stats.waiting, stats.running, stats.draining), (0, 0, 0), "a request waits");
         for tier in [stats.cache.device, stats.cache.host] {
-            assert_eq!(tier.available_pages(), tier.total_pages, "a page is held by nobody");
+            assert_eq!(tier.available_pages(), tier.total_pages, "a page is leaked");
         }
         self.clear();
         let stats = self.stats();

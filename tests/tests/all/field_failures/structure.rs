@@ -285,7 +285,7 @@ fn abort_when(wanted: StateName) {
             }
         }
     }
-    panic!("nobody came to be {wanted:?}");
+    panic!("no request reached {wanted:?}");
 }
 
 fn abort_one_in(stage: &mut Stage, wanted: StateName) -> bool {

@@ -275,7 +275,7 @@ fn f08_abort_while_computing() {
     stage.submit(2, 101..=117, 2);
     assert!(stage.plan().rows.is_empty(), "device pages were handed out during a step");
     stage.compute();
-    assert_eq!(stage.cached(1..=16), (0, 0), "nobody vouches for what the step wrote");
+    assert_eq!(stage.cached(1..=16), (0, 0), "pages of an aborted step are not published");
     stage.step();
     stage.step();
     stage.finish();

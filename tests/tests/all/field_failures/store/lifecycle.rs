@@ -172,7 +172,7 @@ fn f36_a_promotion_that_never_began_is_over() {
         assert_eq!((bench.promotions().triggered, bench.promotions().active), (3, 0));
         let start = std::time::Instant::now();
         let served = bench.get_all(&pages(3), Duration::from_secs(60)).await;
-        assert!(start.elapsed() < Duration::from_secs(30), "nobody waits for what is over");
+        assert!(start.elapsed() < Duration::from_secs(30), "no waiter is left");
         assert!(served.iter().all(Result::is_ok), "{served:?}");
         // A promotion that fails ends as well.
         sleep(Duration::from_millis(60)).await;

@@ -171,7 +171,7 @@ impl PinnedBytes {
     pub(crate) fn new(driver: &Arc<dyn Driver>, bytes: usize) -> Result<Self, CudaError> {
         let arena = Arena::new(1, bytes).map_err(CudaError::HostMemory)?;
         let seen = SeenArena::pin(driver, &arena)?;
-        let bytes = arena.target(0).expect("nobody else knows the arena");
+        let bytes = arena.target(0).expect("the arena is not shared yet");
         Ok(Self { bytes, seen })
     }
 

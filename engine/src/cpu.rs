@@ -352,7 +352,7 @@ mod tests {
         let (pages, fence) = (pages(1), CpuFence::default());
         let (copy, done) = job(CopyDirection::WriteBack, &pages, Some(&fence));
         device.start_copy(copy);
-        assert!(done.recv_timeout(Duration::from_millis(30)).is_err(), "nobody has passed it");
+        assert!(done.recv_timeout(Duration::from_millis(30)).is_err(), "the fence has not passed");
         device.memory.0.target(pages.0.as_slice()[0].slot()).unwrap().fill(7);
         fence.pass();
         done.recv_timeout(SOON).unwrap().unwrap();

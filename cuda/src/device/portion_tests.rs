@@ -216,7 +216,7 @@ fn room_serves_devices_in_succession() {
     let host = first.host().unwrap().clone();
     assert!(matches!(make(10), Err(CudaError::Config(_))), "another has it");
     drop(first);
-    assert!(matches!(make(10), Err(CudaError::Config(_))), "somebody has its pages");
+    assert!(matches!(make(10), Err(CudaError::Config(_))), "its pages are in use");
     host.target(9).unwrap().fill(5);
     drop(host);
     let second = make(10).unwrap();

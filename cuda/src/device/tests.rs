@@ -496,7 +496,10 @@ fn copy_of_unavailable_pages_fails_alone() {
     assert!(failure(&scene.start(WRITE, &[0], None).1).contains("in use"));
     let (ban, fence) = scene.slow_step(2, 7);
     let (_, held_up) = scene.start(WRITE, &[2], Some(&fence));
-    assert!(failure(&scene.start(WRITE, &[0], None).1).contains("in use"), "nobody waits for it");
+    assert!(
+        failure(&scene.start(WRITE, &[0], None).1).contains("in use"),
+        "the failure is immediate"
+    );
     scene.fake.lift(ban);
     held_up.recv_timeout(SOON).unwrap().unwrap();
     drop(in_use);

@@ -369,7 +369,7 @@ impl Forward {
         layer: usize,
         rows: usize,
     ) -> Result<(), CallError> {
-        let few_rows = self.few_rows.as_ref().expect("whoever asks has looked");
+        let few_rows = self.few_rows.as_ref().expect("callers check for special kernels first");
         // SAFETY: as above.
         unsafe { few_rows.multiply(self.stream, matrix, layer, rows, self.outcome(matrix)) }
     }

@@ -132,7 +132,7 @@ mod tests {
         assert!(near(found.logprob, 0.375), "{found:?}");
         let tokens: Vec<_> = found.top.iter().map(|(token, _)| *token).collect();
         assert_eq!(tokens, [3, 1, 0]);
-        assert_eq!(found.top[1].1, found.logprob, "the same number wherever it is told");
+        assert_eq!(found.top[1].1, found.logprob, "both report the same number");
         assert!(near(found.top[0].1, 0.5) && near(found.top[2].1, 0.125), "{found:?}");
     }
 

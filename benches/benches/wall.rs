@@ -1,5 +1,5 @@
-//! How long the hot paths take. Figures of one run can be compared with each other, and with those of
-//! the run before if the machine has nothing else to do.
+//! Wall-clock times of the hot paths. Figures are comparable within one run, and with an earlier
+//! run on an idle machine.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ fn main() {
         .measurement_time(Duration::from_secs(3))
         .configure_from_args();
     let mut group = criterion.benchmark_group("hot");
-    // Preparing takes longer than most paths, so all samples are of the same, small size.
+    // Preparation takes longer than most paths, so all samples have the same, small size.
     group.sampling_mode(SamplingMode::Flat);
     visit_all(&mut Measure(&mut group));
     group.finish();

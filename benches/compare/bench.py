@@ -1,4 +1,4 @@
-"""What all comparisons need: programs, traces, rounds."""
+"""Common parts of all comparisons: programs, traces, rounds."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from typing import Any
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parent.parent
 
-#: What a line of a trace has.
+#: Fields of a line of a trace.
 FIELDS = ["timestamp", "input_length", "output_length", "hash_ids"]
-#: What was measured, by its name.
+#: Measured values by name.
 Figures = dict[str, float]
-#: The workload, and whose turn it is.
+#: The workload, and the contender.
 Name = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Where programs are, and how much is to be measured."""
+    """Locations of programs, and the extent of measurements."""
 
     target: Path
     quick: bool
@@ -42,7 +42,7 @@ class Bench:
 
     @property
     def work(self) -> Path:
-        """Files of this run: a short try leaves those of a whole run alone."""
+        """Files of this run: those of a quick run are separate."""
         return self.target / "compare" / ("quick" if self.quick else "whole")
 
     def terrace(self) -> str:
@@ -52,7 +52,7 @@ class Bench:
         return self._built("TERRACE_BENCH", "terrace-bench", ["-p", "terrace-bench", "--bin", "terrace-bench"])
 
     def _built(self, variable: str, name: str, what: list[str]) -> str:
-        """A program that a variable names, or that is built."""
+        """Returns a program named by a variable, or builds it."""
         if variable not in os.environ:
             command = ["cargo", "build", "--release", "--locked", *what]
             environment = {**os.environ, "CARGO_TARGET_DIR": str(self.target)}
@@ -60,7 +60,7 @@ class Bench:
         return os.environ.get(variable, str(self.target / "release" / name))
 
     def traces(self) -> list[tuple[str, Path]]:
-        """The trace that anybody can make, and the one that was given, with their names."""
+        """Returns the generated trace and the given one, with their names."""
         requests_max = 500 if self.quick else 6000
         made = self.work / "made.jsonl"
         command = [self.terrace(), "trace", "generate", "--kind", "mix", "--seed", "1", "-o", str(made)]
@@ -72,7 +72,8 @@ class Bench:
         return traces
 
     def _plain(self, trace: Path, requests_max: int | None) -> Path:
-        """A copy with nothing in it but what all read alike: without sessions, requests come at their times."""
+        """Writes a copy with only the fields that all contenders read: without sessions, requests
+        arrive at their times."""
         plain = self.work / f"plain-{trace.name}"
         with trace.open() as lines, plain.open("w") as copy:
             for line in islice(lines, requests_max):
@@ -83,14 +84,14 @@ class Bench:
 
 
 def describe(trace: Path) -> str:
-    """What a reader needs to know whether they have the same one."""
+    """Describes a trace, so that readers can identify it."""
     lengths = [json.loads(line)["input_length"] for line in trace.open()]
     digest = hashlib.sha256(trace.read_bytes()).hexdigest()[:16]
     return f"{len(lengths):,} requests with {sum(lengths) / 1e6:.1f} M tokens, SHA-256 {digest}…"
 
 
 def output_of(command: list[str]) -> Any:
-    """What a program prints as JSON."""
+    """Returns a program's JSON output."""
     ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if ended.returncode:
         raise RuntimeError(f"`{' '.join(command)}` ended with {ended.returncode}:\n{ended.stderr[-2000:]}")
@@ -98,7 +99,7 @@ def output_of(command: list[str]) -> Any:
 
 
 def in_turns(rounds: int, contenders: dict[Name, Callable[[], Figures]]) -> dict[Name, list[Figures]]:
-    """All contenders, one after the other, so many times."""
+    """Runs all contenders in turn, for several rounds."""
     measured: dict[Name, list[Figures]] = {name: [] for name in contenders}
     for number in range(rounds):
         for name, measure in contenders.items():
@@ -108,5 +109,5 @@ def in_turns(rounds: int, contenders: dict[Name, Callable[[], Figures]]) -> dict
 
 
 def best(measured: list[Figures], figure: str) -> Figures:
-    """The round in which that figure was the smallest."""
+    """Returns the round in which a figure was smallest."""
     return min(measured, key=lambda figures: figures[figure])

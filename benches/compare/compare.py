@@ -1,4 +1,4 @@
-"""Measures Terrace beside its peers; `scripts/compare` starts it. See docs/benchmarks.md."""
+"""Compares Terrace with its peers; `scripts/compare` starts it. See docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DOCUMENT = REPOSITORY / "docs" / "benchmarks.md"
 
 
 def machine() -> str:
-    """What the figures were measured on."""
+    """Describes the machine."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
@@ -42,7 +42,7 @@ def machine() -> str:
 
 
 def write(name: str, report: Report, measured_on: str, folder: Path) -> None:
-    """The table into the document, and the plot beside it."""
+    """Writes the table into the document, and the plot beside it."""
     plot = folder / f"{name}.svg"
     plot.parent.mkdir(parents=True, exist_ok=True)
     plot.write_text(svg(report))

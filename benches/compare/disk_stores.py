@@ -1,4 +1,4 @@
-"""Stores on a disk: Terrace's beside redb, foyer and plain direct IO."""
+"""Disk stores: Terrace's, redb, foyer and plain direct IO."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ STORES = {
     "terrace-durable": "Terrace, every 64 objects durable",
     "redb": "redb 4.4, every 64 objects durable",
 }
-# Each is compared with what promises no more and no less than it.
+# The counterpart of each, with the same guarantees.
 ALIKE = {"direct": "terrace", "foyer": "terrace", "redb": "terrace-durable"}
 
 
 def build(bench: Bench) -> str:
-    """The program, which has the stores that others wrote in it."""
+    """Builds the program, which contains all stores."""
     target = bench.target / "disk-stores"
     subprocess.run(
         ["cargo", "build", "--release", "--locked"],
@@ -34,7 +34,7 @@ def build(bench: Bench) -> str:
 
 
 def figures_of(row: dict) -> Figures:
-    """Seconds for 10^9 bytes of what was found again, so that nothing is gained by losing objects."""
+    """Seconds per 10^9 bytes that were found again, so that losing objects gains nothing."""
     found_gb = row["read"]["objects_found"] * row["object_bytes"] / 1e9
     return {
         "put": row["write"]["seconds"] / found_gb,
@@ -47,7 +47,7 @@ def figures_of(row: dict) -> Figures:
 
 
 def compare(bench: Bench) -> Report:
-    """How fast objects are stored and read, and what it takes."""
+    """Compares rates of puts and gets, and resource use."""
     gib = "0.125" if bench.quick else "1"
     command = [build(bench), "--path", str(bench.work), "--gib", gib, "--stores", ",".join(STORES), "--json"]
     measured: dict[tuple[int, str], list[Figures]] = {}

@@ -1,4 +1,4 @@
-"""Installs what others wrote: pinned versions from PyPI, each in a folder of its own, so that none disturbs another."""
+"""Installs peers: pinned versions from PyPI, each in a separate folder."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ HERE = Path(__file__).parent
 
 
 class NotInstalled(Exception):
-    """A peer that cannot be had here, and why."""
+    """A peer that cannot be installed here, and why."""
 
 
 def install(name: str, folder: Path) -> Path:
-    """The interpreter of an environment with the packages of `requirements/NAME.txt` and `NAME-alone.txt`, the latter
-    without what they depend on. It is installed once and used again."""
+    """Returns the interpreter of an environment with the packages of `requirements/NAME.txt` and
+    `NAME-alone.txt`, the latter without their dependencies. It is installed once and reused."""
     home = folder / name
     python = home / "bin" / "python"
     requirements = HERE / "requirements" / f"{name}.txt"
@@ -39,7 +39,7 @@ def install(name: str, folder: Path) -> Path:
 
 
 def _interpreter(name: str) -> str:
-    """Wheels of SGLang and TokenSpeed are for one version of Python, and these are for 3.11."""
+    """Wheels of SGLang and TokenSpeed are for one Python version; these are for 3.11."""
     interpreter = os.environ.get("PYTHON", "python3.11")
     try:
         subprocess.run([interpreter, "--version"], check=True, capture_output=True)

@@ -1,4 +1,4 @@
-"""Prefix caches: Terrace's tree beside SGLang's."""
+"""Prefix caches: Terrace's tree and SGLang's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TERRACE, SGLANG = "Terrace", "SGLang 0.5.23, Rust core"
 
 
 class Sglang:
-    """A process with SGLang's cache in it: importing it takes longer than most measurements."""
+    """A process with SGLang's cache: importing it takes longer than most measurements."""
 
     def __init__(self, python: Path, log: Path) -> None:
         self._log = log
@@ -50,14 +50,15 @@ def measure_terrace(program: str, trace: Path, pages: int | None) -> Figures:
 
 
 def check_same_work(trace: str, size: str, measured: dict[Name, list[Figures]]) -> None:
-    """What an unlimited cache finds is a property of the trace: caches that find something else do other work."""
+    """Checks that caches without a limit have equal hits, which are a property of the trace:
+    otherwise they do different work."""
     found = {who: measured[trace, size, who][0]["hit_ratio"] for who in (TERRACE, SGLANG)}
     if size == UNLIMITED and abs(found[TERRACE] - found[SGLANG]) > 1e-9:
         raise RuntimeError(f"Of {trace}, unlimited caches do not find the same: {found}")
 
 
 def compare(bench: Bench) -> Report:
-    """What a request costs in the cache, and what it finds, with caches of several sizes."""
+    """Compares cost and hits per request, for several cache sizes."""
     python = install("sglang", bench.environments)
     program, traces = bench.terrace_bench(), bench.traces()
     sizes = {"50,000 pages": 50_000}

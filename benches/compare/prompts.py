@@ -16,7 +16,7 @@ VOCABULARY = 128_000
 
 
 def splitmix64(places: np.ndarray) -> np.ndarray:
-    """A word for each place that looks random. Overflow is part of it."""
+    """Returns a pseudo-random word for each place. Overflow is intended."""
     words = places + np.uint64(0x9E3779B97F4A7C15)
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -24,7 +24,7 @@ def splitmix64(places: np.ndarray) -> np.ndarray:
 
 
 def prompts(path: Path) -> Iterator[np.ndarray]:
-    """The tokens of each request, in order."""
+    """Yields the tokens of each request, in order."""
     within_block = np.arange(BLOCK_TOKENS, dtype=np.uint64)
     for line in path.open():
         record = json.loads(line)

@@ -1,4 +1,4 @@
-"""Replays of a trace in virtual time: Terrace beside Dynamo."""
+"""Replays of a trace in virtual time: Terrace and Dynamo."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from environments import install
 from report import Bar, Group, Report, times
 
 DEVICE_TOKENS = 1_048_576
-# What a token's KV takes in Terrace's replay: Llama 3.1 8B in 16 bits.
+# Bytes of a token's KV in Terrace's replay: Llama 3.1 8B in 16 bits.
 KV_BYTES_PER_TOKEN = 131_072
-# What Dynamo replays, by the name that its replay has for it.
+# Dynamo's simulated schedulers, by their names in its replay.
 BACKENDS = {"vllm": "Dynamo 1.6.1, vLLM's scheduler", "sglang": "Dynamo 1.6.1, SGLang's scheduler"}
 
 
 def measure_terrace(program: str, trace: Path, page_size: int) -> Figures:
-    """All of a process, with its start and the reading of the trace."""
+    """Measures a whole process, including its start and reading the trace."""
     device = f"{DEVICE_TOKENS * KV_BYTES_PER_TOKEN >> 30}GiB"
     tiers = ["--model", "llama-3.1-8b", "--device", device, "--host", "0", "--l3", "0"]
     command = [program, "replay", str(trace), "--page-size", str(page_size), *tiers, "--json"]
@@ -39,14 +39,14 @@ def measure_terrace(program: str, trace: Path, page_size: int) -> Figures:
 
 
 def measure_dynamo(python: Path, trace: Path, page_size: int, backend: str) -> Figures:
-    """The call that replays, without the start of the process."""
+    """Measures the replay call, without the start of the process."""
     options = ["--page-size", str(page_size), "--device-tokens", str(DEVICE_TOKENS), "--backend", backend]
     figures: Figures = output_of([str(python), str(HERE / "dynamo_replay.py"), str(trace), *options])
     return figures
 
 
 def compare(bench: Bench) -> Report:
-    """What it costs to replay a trace with the device tier alone, and how much of the prompts is found there."""
+    """Compares the cost of a replay with the device tier alone, and the hits."""
     python = install("dynamo", bench.environments)
     program, traces = bench.terrace(), bench.traces()
     page_sizes = [16] if bench.quick else [16, 64]

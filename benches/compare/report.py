@@ -1,4 +1,4 @@
-"""What was measured, as Markdown and as a plot."""
+"""Results as Markdown and as a plot."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from html import escape
 
 @dataclass(frozen=True)
 class Bar:
-    """A line of the plot: how long something took, or how fast it was."""
+    """A bar of the plot: a time or a rate."""
 
     label: str
     value: float
@@ -18,7 +18,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Group:
-    """Bars that are comparable; the longest fills the width."""
+    """Comparable bars; the longest fills the width."""
 
     title: str
     bars: list[Bar]
@@ -29,7 +29,7 @@ class Report:
     """One comparison."""
 
     title: str
-    #: What was run, for those who read the table alone.
+    #: Description of the run, for readers of the table alone.
     run: str
     header: list[str]
     rows: list[list[str]]
@@ -43,12 +43,12 @@ class Report:
 
 
 def times(ratio: float) -> str:
-    """How many times as much, as a person would say it."""
+    """Formats a ratio for people."""
     return f"{ratio:.0f}×" if ratio >= 10 else f"{ratio:.1f}×"
 
 
 def between_markers(text: str, name: str, content: str) -> str:
-    """The text with other content between the markers of that name."""
+    """Returns the text with new content between the markers of a name."""
     begin, end = f"<!-- scripts/compare: {name} -->", f"<!-- end of {name} -->"
     if text.count(begin) != 1 or text.count(end) != 1:
         raise ValueError(f"the document must have one `{begin}` and one `{end}`")
@@ -61,7 +61,8 @@ WIDTH, LABEL, BAR, LINE, MARGIN = 860, 250, 480, 22, 16
 
 
 def svg(report: Report) -> str:
-    """Horizontal bars, in groups. The background is its own, so that it is readable on dark pages too."""
+    """Horizontal bars in groups. It has its own background, so that it is readable on dark pages
+    too."""
     lines = [f'<text x="{MARGIN}" y="{MARGIN + 14}" class="title">{escape(report.title)}</text>']
     y = MARGIN + 30
     for group in report.groups:

@@ -1,4 +1,4 @@
-"""Schedulers: what a decode step costs, Terrace beside TokenSpeed."""
+"""Schedulers: the cost of a decode step in Terrace and TokenSpeed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from bench import HERE, Bench, Figures, Name, best, in_turns, output_of
 from environments import install
 from report import Bar, Group, Report, times
 
-# The first that has a radix tree over pages, and the latest.
+# The first version with a radix tree over pages, and the latest.
 VERSIONS = ["0.1.0", "0.1.42"]
 
 
 @dataclass(frozen=True)
 class Load:
-    """Requests that decode."""
+    """Decoding requests."""
 
     running: int
     context: int
@@ -55,7 +55,7 @@ def step(plan_us: float, report_us: float) -> Figures:
 
 
 def compare(bench: Bench) -> Report:
-    """What plans and reports cost while all requests decode."""
+    """Compares the costs of plans and reports while all requests decode."""
     pythons = {version: install(f"tokenspeed-{version}", bench.environments) for version in VERSIONS}
     program = bench.terrace_bench()
     loads = LOADS[:1] if bench.quick else LOADS

@@ -18,7 +18,7 @@ from array import array
 from pathlib import Path
 from typing import Any
 
-# The core that comes in the wheel is meant, not one that is built here.
+# Uses the core in the wheel, not one that is built here.
 os.environ["SGLANG_RUST_BUILD_MODE"] = "never"
 
 import torch
@@ -33,7 +33,7 @@ from prompts import prompts
 
 
 class Pages:
-    """Free pages. The cache gives back here what it evicts, and what an insert did not need."""
+    """Free pages. The cache returns evicted pages and those that an insert did not need."""
 
     device = "cpu"
 
@@ -45,7 +45,7 @@ class Pages:
         self._given_back: list[torch.Tensor] = []
 
     def take(self, count: int) -> torch.Tensor:
-        """The slots of all tokens of so many pages."""
+        """Allocates pages, and returns the slots of all their tokens."""
         if len(self._free) < count:
             self._free = torch.cat([self._free, *self._given_back])
             self._given_back.clear()
@@ -68,7 +68,7 @@ class Pages:
 
 
 class Stopwatch:
-    """CPU time spent in calls of the cache, so that what else the machine does is not held against it."""
+    """Processor time of calls of the cache, which is independent of the machine's load."""
 
     def __init__(self) -> None:
         self.ns = 0
@@ -81,7 +81,7 @@ class Stopwatch:
 
 
 def serve_request(cache: UnifiedRadixCache, pages: Pages, tokens: array, watch: Stopwatch) -> int:
-    """Everything that a cache does for a request; how many tokens it found."""
+    """Runs all cache operations of a request; returns the number of hit tokens."""
     page_size = pages.page_size
     # A request computes its last token in any case.
     match = watch(cache.match_prefix, MatchPrefixParams(key=RadixKey(tokens, limit=len(tokens) - 1)))
@@ -118,7 +118,7 @@ def measure(trace: Path, page_size: int, device_pages: int | None) -> dict[str, 
     if core != "rust":
         raise SystemExit(f"SGLang takes its core in {core} here, and the one in Rust is to be measured")
     cache = UnifiedRadixCache(params)
-    # The collector must not walk what is here already while requests are timed.
+    # The garbage collector must not scan existing objects while requests are timed.
     gc.collect()
     gc.freeze()
     hit_tokens, samples_ns = 0, []
@@ -135,7 +135,7 @@ def measure(trace: Path, page_size: int, device_pages: int | None) -> dict[str, 
 
 def main() -> None:
     torch.set_num_threads(1)
-    # Libraries print to standard output: answers have a way of their own.
+    # Libraries print to standard output, so answers use a separate descriptor.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:

@@ -1,4 +1,5 @@
-"""Tables and plots, without anything to measure: python3 -m unittest discover --start-directory benches/compare"""
+"""Tests of tables and plots, without measurements: python3 -m unittest discover --start-directory
+benches/compare"""
 
 import unittest
 from xml.etree import ElementTree

@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 import tokenspeed_scheduler as tokenspeed
 
 CHUNK_TOKENS = 8192
-# Steps without anything to compute, after which the rest is taken to wait for ever.
+# Number of idle steps after which the remaining requests count as stuck.
 IDLE_STEPS_MAX = 60
 
 
 @dataclass
 class Took:
-    """CPU time of the calls in microseconds, one of each for a step: what else the machine does does not count."""
+    """Processor time of the calls in microseconds, one of each per step."""
 
     plans: list[float] = field(default_factory=list)
     reports: list[float] = field(default_factory=list)
@@ -56,11 +56,11 @@ def configuration(page_size: int, device_pages: int, running: int) -> tokenspeed
 
 
 class Engine:
-    """An engine that computes nothing: every request gets the same token."""
+    """A simulated engine: every request gets the same token."""
 
     def __init__(self, config: tokenspeed.SchedulerConfig) -> None:
         self.scheduler = tokenspeed.Scheduler(config)
-        # Since there are reasons for aborts, chunks that end within a prompt are reported too.
+        # Versions with abort reasons expect reports of chunks that end within a prompt, too.
         self.reports_every_chunk = hasattr(tokenspeed, "AbortReason")
 
     def submit(self, prompts: dict[str, list[int]]) -> None:
@@ -73,7 +73,7 @@ class Engine:
         self.scheduler.submit_requests(specs)
 
     def step(self, took: Took) -> int:
-        """Performs a plan; how many requests were in it."""
+        """Executes a plan; returns the number of requests in it."""
         began = time.process_time()
         plan = self.scheduler.next_execution_plan()
         took.plans.append(1e6 * (time.process_time() - began))
@@ -98,7 +98,7 @@ class Engine:
         return len(names)
 
     def prefill(self) -> None:
-        """Steps until everybody decodes."""
+        """Runs steps until all requests decode."""
         idle, took = 0, Took()
         while self.scheduler.waiting_size() + self.scheduler.prefilling_size() > 0:
             idle = 0 if self.step(took) else idle + 1
@@ -112,7 +112,7 @@ class Engine:
             end.request_id = name
             event.add_event(end)
         self.scheduler.advance(event)
-        # Ends are carried out in the steps that follow.
+        # Ends take effect in the following steps.
         for _ in range(4):
             self.step(Took())
 
@@ -132,7 +132,7 @@ def main() -> None:
     draw = lambda count: [dice.randrange(1, 100_000) for _ in range(count)]
     shared_tokens = options.context * options.shared // 100 // options.page_size * options.page_size
     shared = draw(shared_tokens)
-    # What all have in common is in the cache before they come, as it is for Terrace.
+    # The shared prefix is cached before they arrive, as for Terrace.
     engine.submit({"first": shared + draw(2 * options.page_size + 1)})
     engine.prefill()
     engine.finish(["first"])

@@ -1,4 +1,4 @@
-//! The cache alone, under one request at a time: match, pin, evict, insert, unpin.
+//! The cache alone, with one request at a time: match, pin, evict, insert, unpin.
 
 use std::ops::AddAssign;
 use std::time::{Duration, Instant};
@@ -8,53 +8,52 @@ use terrace_cache::{Cache, CacheConfig, EvictionKind, Namespace, PageKey, Sequen
 
 use crate::figures::{Distribution, nanos};
 
-/// What to measure.
+/// Parameters of the benchmark.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheWorkload {
     /// Tokens in a page.
     pub page_size: u32,
-    /// Pages of the device; none for as many as the trace can need.
+    /// Device pages; if none, as many as the trace can need.
     pub device_pages: Option<u32>,
-    /// Which pages go first.
+    /// Eviction policy.
     pub eviction: EvictionKind,
 }
 
-/// What was measured.
+/// Results of the benchmark.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct CacheFigures {
     /// Requests of the trace.
     pub requests: usize,
-    /// Tokens of their prompts.
+    /// Tokens in their prompts.
     pub tokens: u64,
     /// Tokens found in the cache.
     pub hit_tokens: u64,
-    /// The latter over the former.
+    /// Ratio of hit tokens to all tokens.
     pub hit_ratio: f64,
-    /// Everything that the cache does for a request.
+    /// Time of all cache operations of a request.
     pub us_per_request: Distribution,
-    /// What each part costs, for each page that it is about.
+    /// Cost of each operation per page.
     pub ns_per_page: PerPage,
-    /// Bookkeeping for each page that is cached at the end, the tokens aside.
+    /// Bookkeeping per page cached at the end, without tokens.
     pub bytes_per_page: f64,
-    /// The tokens that matches compare.
+    /// Tokens that matches compare, per page.
     pub token_bytes_per_page: f64,
 }
 
-/// Nanoseconds a page.
+/// Nanoseconds per page.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct PerPage {
-    /// Hashing, by page of the prompt.
+    /// Hashing, per page of the prompt.
     pub hash: f64,
-    /// Matching and pinning, by page found.
+    /// Matching and pinning, per page found.
     pub r#match: f64,
-    /// Making room, by page inserted.
+    /// Eviction, per page inserted.
     pub evict: f64,
-    /// Inserting and unpinning, by page inserted.
+    /// Insertion and unpinning, per page inserted.
     pub insert: f64,
 }
 
-/// What the parts of a request took, how many pages they were about, and how many nodes they looked
-/// at.
+/// Times, pages and visited nodes of the operations of a request.
 #[derive(Default)]
 pub(crate) struct Parts {
     hash: Duration,
@@ -89,7 +88,7 @@ impl AddAssign for Parts {
 }
 
 impl CacheWorkload {
-    /// Runs prompts through an empty cache, which has room for so many pages unless it is limited.
+    /// Runs prompts through an empty cache of `unlimited` pages, unless its size is set.
     #[must_use]
     pub fn run(&self, prompts: impl Iterator<Item = Vec<Token>>, unlimited: u32) -> CacheFigures {
         let mut cache = Cache::new(&CacheConfig {
@@ -128,8 +127,8 @@ impl CacheWorkload {
     }
 }
 
-/// Everything that the cache does for a request: match all but the last token, pin, evict what is
-/// needed, insert the whole pages, unpin.
+/// Runs all cache operations of a request: match all but the last token, pin, evict as needed,
+/// insert the whole pages, unpin.
 pub(crate) fn request(
     cache: &mut Cache,
     root: PageKey,
@@ -176,7 +175,7 @@ mod tests {
     use crate::trace;
 
     #[test]
-    fn a_larger_cache_finds_at_least_as_much() {
+    fn larger_cache_has_no_fewer_hits() {
         let trace = trace::conversations();
         let hits = |device_pages| {
             let eviction = EvictionKind::Lru;

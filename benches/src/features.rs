@@ -1,5 +1,4 @@
-//! The feature store: large tensors against copying memory, and how much memory it holds whatever the
-//! leases.
+//! The feature store: large tensors compared with memory copies, and memory use by lease duration.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -10,71 +9,71 @@ use serde::Serialize;
 use terrace_l3::{Arena, ExistsOptions, MemoryConfig, MemoryStore, Store};
 use terrace_l3_features::{Dtype, FeatureConfig, FeatureRef, FeatureStore, Tensor, TensorSpec};
 
-/// What to measure.
+/// Parameters of the benchmark.
 #[derive(Clone, Debug)]
 pub struct FeaturesWorkload {
-    /// The size of a tensor.
+    /// Size of a tensor.
     pub tensor_bytes: usize,
-    /// Tensors of a sample.
+    /// Tensors per sample.
     pub tensors: u32,
-    /// How often each speed is measured; the best counts, since noise only ever slows.
+    /// Number of speed measurements; the best counts, since noise only slows.
     pub rounds: u32,
-    /// How long leases last, one run each.
+    /// Lease durations, one run each.
     pub lease_ttls: Vec<Duration>,
-    /// How long each of these runs lasts.
+    /// Duration of each run.
     pub run: Duration,
-    /// Samples under way at a time in these runs.
+    /// Samples in flight in these runs.
     pub concurrency: u32,
-    /// Tells what is being done.
+    /// Called with a message when a phase begins.
     pub progress: fn(&str),
 }
 
-/// What was measured. Speeds are in 10^9 bytes a second.
+/// Results of the benchmark. Speeds are in 10^9 bytes per second.
 #[derive(Clone, Debug, Serialize)]
 pub struct FeaturesFigures {
-    /// Putting samples.
+    /// Speed of puts.
     pub put_gb_s: f64,
-    /// Reading them into memory of the caller's.
+    /// Speed of reads into the caller's memory.
     pub get_gb_s: f64,
-    /// Copying as much memory.
+    /// Speed of memory copies.
     pub copy_gb_s: f64,
     /// `put_gb_s` as a share of `copy_gb_s`.
     pub put_share: f64,
     /// `get_gb_s` as a share of `copy_gb_s`.
     pub get_share: f64,
-    /// One for each lease.
+    /// Memory use for each lease duration.
     pub residency: Vec<Residency>,
-    /// By how much the means of the residency differ, as a share of the largest.
+    /// Spread of the mean memory use, as a share of the largest.
     pub residency_spread: f64,
 }
 
-/// How much memory was held while samples were passed on.
+/// Memory use while samples are passed on.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Residency {
-    /// How long leases lasted.
+    /// Lease duration.
     pub lease_ttl_s: f64,
     /// Samples passed on.
     pub samples: u64,
-    /// Memory that was held, on average.
+    /// Mean memory use.
     pub mean_bytes: u64,
-    /// The most that was held.
+    /// Largest memory use.
     pub max_bytes: u64,
-    /// What was held at the end.
+    /// Memory use at the end.
     pub end_bytes: u64,
-    /// Objects evicted: there should be none.
+    /// Evicted objects; 0 is expected.
     pub evicted: u64,
 }
 
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// A record and a claim beside the tensors of each sample.
+/// Objects beside the tensors of each sample: a record and a claim.
 const NOTES: u64 = 2;
 
 impl FeaturesWorkload {
-    /// Measures speeds, then residency.
+    /// Measures speeds, then memory use.
     ///
     /// # Errors
-    /// When the store fails.
+    /// Fails if the store fails.
     pub fn run(&self) -> Result<FeaturesFigures, Failure> {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build()?;
@@ -96,7 +95,7 @@ impl FeaturesWorkload {
         })
     }
 
-    /// The shortest times of copying, putting and getting a sample, measured in turns.
+    /// Returns the shortest times of copying, putting and getting a sample, measured in turn.
     async fn speeds(&self) -> Result<[Duration; 3], Failure> {
         let pages = self.tensors;
         let slots = 2 * (u64::from(pages) + NOTES);
@@ -169,7 +168,7 @@ impl FeaturesWorkload {
                     let leased = ExistsOptions { lease: true, ..ExistsOptions::default() };
                     memory.exists(&ids.collect::<Vec<_>>(), leased).await;
                     small.get(&features, &arena, &reference, 4 * number + 2).await?;
-                    // What a trainer does with it. The load is the same for all leases.
+                    // The trainer's work on it. The load is the same for all lease durations.
                     tokio::time::sleep(Duration::from_millis(5)).await;
                     features.release(reference).await?;
                 }
@@ -199,7 +198,7 @@ impl FeaturesWorkload {
         })
     }
 
-    /// Puts a sample from the arena's pages, from one on.
+    /// Puts a sample from consecutive pages of the arena.
     async fn put(
         &self,
         features: &FeatureStore,
@@ -216,7 +215,7 @@ impl FeaturesWorkload {
         Ok(features.put(sample, tensors).await?)
     }
 
-    /// Reads a sample into the arena's pages, from one on.
+    /// Reads a sample into consecutive pages of the arena.
     async fn get(
         &self,
         features: &FeatureStore,

@@ -1,24 +1,24 @@
-//! Figures of many samples.
+//! Summaries of samples.
 
 use std::time::Duration;
 
 use serde::Serialize;
 
-/// How samples are spread, in microseconds.
+/// Distribution of samples, in microseconds.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Distribution {
-    /// The sum over the count.
+    /// Mean.
     pub mean: f64,
-    /// Half are below.
+    /// Median.
     pub p50: f64,
-    /// All but one in a hundred are below.
+    /// 99th percentile.
     pub p99: f64,
-    /// The largest.
+    /// Maximum.
     pub max: f64,
 }
 
 impl Distribution {
-    /// Of samples in nanoseconds.
+    /// Summarises samples in nanoseconds.
     #[must_use]
     pub fn of(mut samples_ns: Vec<u64>) -> Self {
         samples_ns.sort_unstable();
@@ -30,7 +30,7 @@ impl Distribution {
     }
 }
 
-/// Nanoseconds, as samples are kept.
+/// Converts a duration to nanoseconds.
 pub(crate) fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_distribution_is_in_order() {
+    fn distribution_is_ordered() {
         let spread = Distribution::of((1..=1000).map(|n| n * 1000).collect());
         assert_eq!((spread.p50, spread.p99, spread.max), (500.0, 990.0, 1000.0));
         assert!((spread.mean - 500.5).abs() < 1e-9);

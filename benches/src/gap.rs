@@ -1,4 +1,5 @@
-//! How long a device has nothing to do between two steps of an engine: with a model that only takes time.
+//! Idle time of a device between two steps of an engine, measured with a model that only takes
+//! time.
 
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -6,34 +7,34 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use serde::Serialize;
 use terrace_engine::{
-    Batch, Chosen, CpuDevice, CpuFence, CpuMemory, Engine, Finished, Generate, GoesOn, KvLayout,
-    KvShape, Model, ModelError, Output, StepLimits, StepTicket, Update,
+    Batch, Chosen, Continuation, CpuDevice, CpuFence, CpuMemory, Engine, Finished, Generate,
+    KvLayout, KvShape, Model, ModelError, Output, StepLimits, StepTicket, Update,
 };
 use terrace_scheduler::{Config, Token};
 
 use crate::figures::{Distribution, nanos};
 
-/// What to measure.
+/// Parameters of the benchmark.
 #[derive(Clone, Copy, Debug)]
 pub struct GapWorkload {
-    /// Requests that run at once.
+    /// Number of running requests.
     pub running: u32,
-    /// Steps that may be in flight.
+    /// Largest number of steps in flight.
     pub in_flight: u32,
-    /// Steps of decoding to measure.
+    /// Number of decode steps.
     pub steps: u32,
-    /// How long the device takes for a step.
+    /// Duration of a step on the device.
     pub step: Duration,
-    /// How long launching one takes.
+    /// Duration of a launch.
     pub launch: Duration,
 }
 
-/// What was measured.
+/// Results of the benchmark.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct GapFigures {
-    /// Steps with all requests in them.
+    /// Number of steps with all requests.
     pub steps: usize,
-    /// From the end of one to the beginning of the next.
+    /// Time from the end of one step to the start of the next.
     pub gap_us: Distribution,
 }
 
@@ -42,10 +43,10 @@ const VOCABULARY: usize = 64;
 const SHAPE: KvShape = KvShape { layers: 1, heads: 1, head_elements: 4 };
 
 impl GapWorkload {
-    /// Measures.
+    /// Runs the benchmark.
     ///
     /// # Errors
-    /// When the system does not give what is needed.
+    /// Fails if the system lacks resources.
     pub fn run(&self) -> Result<GapFigures, Box<dyn std::error::Error>> {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         runtime.block_on(self.measure())
@@ -53,7 +54,7 @@ impl GapWorkload {
 
     async fn measure(&self) -> Result<GapFigures, Box<dyn std::error::Error>> {
         let ran = Ran::default();
-        let model = Idler { workload: *self, ran: ran.clone(), device: None };
+        let model = IdleModel { workload: *self, ran: ran.clone(), device: None };
         let row_pages = (self.steps + 8).div_ceil(PAGE_SIZE) + 1;
         let layout = SHAPE.layout().pages(PAGE_SIZE)?;
         let device = CpuDevice::new(row_pages * self.running * 2, 0, layout)?;
@@ -78,7 +79,7 @@ impl GapWorkload {
     }
 }
 
-/// The gaps between steps of all requests.
+/// Returns the gaps between steps of all requests.
 fn figures(ran: &[Step], running: usize) -> GapFigures {
     let full = |step: &Step| step.requests == running;
     let pairs = ran.windows(2).filter(|pair| pair.iter().all(full));
@@ -87,7 +88,7 @@ fn figures(ran: &[Step], running: usize) -> GapFigures {
     GapFigures { steps: gaps.len(), gap_us: Distribution::of(gaps) }
 }
 
-/// A step that the device has done.
+/// A completed step.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     requests: usize,
@@ -98,9 +99,9 @@ struct Step {
 #[derive(Clone, Debug, Default)]
 struct Ran(Arc<Mutex<Vec<Step>>>);
 
-/// A model that computes nothing and takes its time: one thread is its device.
+/// A model that computes nothing and takes time: its device is one thread.
 #[derive(Debug)]
-struct Idler {
+struct IdleModel {
     workload: GapWorkload,
     ran: Ran,
     device: Option<mpsc::Sender<Launched>>,
@@ -118,17 +119,17 @@ struct Ticket(mpsc::Receiver<Finished>);
 impl StepTicket for Ticket {
     type Fence = CpuFence;
 
-    /// Nothing is copied.
+    /// Nothing is copied, so the fence has passed.
     fn fence(&self) -> CpuFence {
         CpuFence::default()
     }
 
     fn finish(self) -> Finished {
-        self.0.recv().expect("the device runs until nobody launches")
+        self.0.recv().expect("the device runs while steps are launched")
     }
 }
 
-impl Model for Idler {
+impl Model for IdleModel {
     type Memory = CpuMemory;
     type Fence = CpuFence;
     type Ticket = Ticket;
@@ -161,7 +162,7 @@ impl Model for Idler {
                 ran.0.lock().push(Step { requests, began: began_at, ended: ended_at });
                 let outputs = batch.wanted.iter().map(|_| output()).collect();
                 drop(batch);
-                // An engine that has ended does not wait for it.
+                // The engine may have ended.
                 let _ = finished.send(Finished { result: Ok(outputs), began_at, ended_at });
             }
         });
@@ -180,11 +181,11 @@ impl Model for Idler {
 }
 
 fn output() -> Output {
-    let chosen = Chosen { token: 0, goes_on: GoesOn::Yes, logprobs: None, logits: None };
+    let chosen = Chosen { token: 0, continuation: Continuation::Yes, logprobs: None, logits: None };
     Output { chosen: Some(chosen), scores: Vec::new() }
 }
 
-/// Keeps a processor busy, as launching does.
+/// Keeps a processor busy, as a launch does.
 fn spin(time: Duration) {
     let until = Instant::now() + time;
     while Instant::now() < until {

@@ -1,8 +1,7 @@
-//! The paths that every request or step goes through, each alone: what `scripts/instructions` counts and
-//! `cargo bench` times.
+//! The operations of every request or step, each measured alone: `scripts/instructions` counts
+//! their instructions and `cargo bench` measures their times.
 //!
-//! A path's preparation is not measured, and whatever it leaves behind is dropped later, so figures
-//! are about nothing but the path.
+//! Preparation and cleanup of a path are not measured.
 
 use std::hint::black_box;
 use std::mem;
@@ -17,22 +16,22 @@ use tokio::runtime::Runtime;
 
 use crate::steps::Bench;
 
-/// Something that happens all the time.
+/// A frequent operation.
 pub trait HotPath {
-    /// Everything that is there before it happens.
+    /// Creates the state before the operation.
     fn prepare() -> Self;
 
-    /// Lets it happen, once for each preparation.
+    /// Runs the operation, once per preparation.
     fn run(&mut self);
 }
 
-/// What is done with hot paths.
+/// An action on each hot path.
 pub trait Visitor {
-    /// Does it with one of them.
+    /// Acts on one path.
     fn visit<P: HotPath>(&mut self, name: &str);
 }
 
-/// Shows all hot paths to `visitor`.
+/// Passes all hot paths to `visitor`.
 pub fn visit_all(visitor: &mut impl Visitor) {
     visitor.visit::<Hash>("cache_hash");
     visitor.visit::<Lookup>("cache_lookup");
@@ -49,7 +48,7 @@ pub fn visit_all(visitor: &mut impl Visitor) {
 
 const PAGE_SIZE: u32 = 16;
 
-/// Whole pages that have nothing in common with those of another `number`.
+/// Returns whole pages that share no prefix with those of another `number`.
 fn prompt(number: u32, pages: u32) -> Vec<Token> {
     let first = number << 16;
     (first..first + pages * PAGE_SIZE).collect()
@@ -67,7 +66,7 @@ fn cache(device_pages: u32) -> Cache {
     Cache::new(&CacheConfig { page_size: PAGE_SIZE, device_pages, ..CacheConfig::default() })
 }
 
-/// What happens to a prompt of which the cache has the pages up to `found`.
+/// Inserts a prompt of which the cache has the pages up to `found`.
 fn insert(cache: &mut Cache, sequence: &Sequence, found: Cursor) {
     let pages = sequence.keys().len() as u32;
     let mut pin = cache.pin_device(sequence.root(), found);
@@ -83,7 +82,7 @@ fn find(cache: &Cache, sequence: &Sequence) -> Cursor {
     cache.lookup(sequence, u32::MAX).device
 }
 
-/// Hashing a prompt of 1,024 pages.
+/// Hashing of a prompt of 1,024 pages.
 #[derive(Debug)]
 pub struct Hash {
     tokens: Vec<Token>,
@@ -101,7 +100,7 @@ impl HotPath for Hash {
     }
 }
 
-/// Finding 1,024 pages in the cache, all of a prompt, in eight nodes.
+/// Lookup of a cached prompt of 1,024 pages in eight nodes.
 #[derive(Debug)]
 pub struct Lookup {
     cache: Cache,
@@ -128,7 +127,7 @@ impl HotPath for Lookup {
     }
 }
 
-/// Inserting the second half of a prompt of 1,024 pages whose first half another prompt has brought.
+/// Insertion of the second half of a prompt of 1,024 pages whose first half is cached.
 #[derive(Debug)]
 pub struct Insert {
     cache: Cache,
@@ -150,7 +149,7 @@ impl HotPath for Insert {
     }
 }
 
-/// Inserting sixteen prompts of 64 pages into a full cache: each takes the room of the oldest.
+/// Insertion of sixteen prompts of 64 pages into a full cache: each evicts the oldest.
 #[derive(Debug)]
 pub struct EvictInsert {
     cache: Cache,
@@ -160,7 +159,7 @@ pub struct EvictInsert {
 impl HotPath for EvictInsert {
     fn prepare() -> Self {
         let mut cache = cache(64 * 64);
-        // Twice as many prompts as fit: the cache is as it is after a long time.
+        // Twice as many prompts as fit, for a cache in steady state.
         for number in 0..128 {
             insert(&mut cache, &sequence(prompt(number, 64)), Cursor::START);
         }
@@ -175,7 +174,7 @@ impl HotPath for EvictInsert {
     }
 }
 
-/// A scheduler with 256 requests that decode after prompts of 1,024 tokens.
+/// A scheduler with 256 decoding requests with prompts of 1,024 tokens.
 #[derive(Debug)]
 struct Decodes {
     bench: Bench,
@@ -183,13 +182,14 @@ struct Decodes {
 }
 
 impl Decodes {
-    /// The step in flight computes the token at `place` behind the prompts.
+    /// Creates the state in which the step in flight computes the token at `place` behind the
+    /// prompts.
     fn at(place: u32) -> Self {
         let bench = Bench::new(PAGE_SIZE, 32_768, 256, 1).expect("it can work");
         let mut decodes = Self { bench, results: Vec::with_capacity(256) };
         let prompts: Vec<_> = (0..256).map(|request| prompt(request, 64)).collect();
         decodes.bench.wave(&prompts, 64);
-        // The wave ends with the first decode.
+        // The admission of the requests ends with the first decode.
         decodes.bench.next_plan();
         decodes.note_results();
         for _ in 1..place {
@@ -199,7 +199,7 @@ impl Decodes {
         decodes
     }
 
-    /// Takes in the results of the step in flight and plans the next.
+    /// Processes the results of the step in flight and plans the next.
     fn next_step(&mut self) {
         let Bench { scheduler, plan, now, .. } = &mut self.bench;
         let step = plan.step.expect("a step is in flight");
@@ -214,18 +214,18 @@ impl Decodes {
     }
 }
 
-/// A decode step of 256 requests that computes the token at `PLACE` behind their prompts: its results,
-/// and the plan of the next.
+/// A decode step of 256 requests at token `PLACE` behind their prompts: its results, and the plan
+/// of the next.
 #[derive(Debug)]
 pub struct DecodeStep<const PLACE: u32>(Decodes);
 
-/// In the middle of their pages nothing changes but counters.
+/// In the middle of pages: only counters change.
 pub type DecodeStepInPage = DecodeStep<{ PAGE_SIZE / 2 }>;
 
-/// The first page that a request completes is published as a node of its own, and it gets another.
+/// At the first page end: the completed page is published as a new node, and a page is allocated.
 pub type DecodeStepAtFirstPageEnd = DecodeStep<{ PAGE_SIZE - 1 }>;
 
-/// Further pages lengthen that node.
+/// At later page ends: the node is extended.
 pub type DecodeStepAtPageEnd = DecodeStep<{ 2 * PAGE_SIZE - 1 }>;
 
 impl<const PLACE: u32> HotPath for DecodeStep<PLACE> {
@@ -238,8 +238,8 @@ impl<const PLACE: u32> HotPath for DecodeStep<PLACE> {
     }
 }
 
-/// A decode step of two requests while a third waits for memory: half of its 2,048 pages are cached, and for the
-/// others there is no room.
+/// A decode step of two requests while a third waits for memory: half of its 2,048 pages are
+/// cached, and there is no room for the others.
 #[derive(Debug)]
 pub struct StepShortOfMemory(Decodes);
 
@@ -261,7 +261,7 @@ impl HotPath for StepShortOfMemory {
     }
 }
 
-/// Reading the counters of a busy scheduler a thousand times.
+/// A thousand reads of the counters of a busy scheduler.
 #[derive(Debug)]
 pub struct Stats(Decodes);
 
@@ -277,7 +277,7 @@ impl HotPath for Stats {
     }
 }
 
-/// Submitting and admitting a request with a prompt of 64 pages and a token, all pages cached.
+/// Submission and admission of a request with a fully cached prompt of 64 pages and a token.
 #[derive(Debug)]
 pub struct Admission {
     bench: Bench,
@@ -303,7 +303,7 @@ impl HotPath for Admission {
     }
 }
 
-/// Asking a store in memory for 1,024 objects that it has.
+/// Lookup of 1,024 existing objects in a memory store.
 #[derive(Debug)]
 pub struct Exists {
     runtime: Runtime,
@@ -323,7 +323,7 @@ impl HotPath for Exists {
         let registration = store.register(&arena).expect("it is the first");
         let keys = sequence(prompt(0, 1024)).keys().to_vec();
         let ids: Vec<_> = keys.into_iter().map(|key| ObjectId::page(root(), key)).collect();
-        let source = || arena.source(0).expect("nobody writes to it");
+        let source = || arena.source(0).expect("the page has no writer");
         let puts = ids.iter().map(|&id| Put::new(id, source())).collect();
         for stored in runtime.block_on(store.put_from(puts, PutOptions::default())) {
             stored.expect("the store has room");
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_are_found_inserted_and_evicted() {
+    fn paths_hit_insert_and_evict() {
         assert_eq!(done::<Hash>().hashed.unwrap().keys().len(), 1024);
         assert_eq!(done::<Lookup>().found.depth, 1024);
         let Insert { cache, sequence, found } = done();
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn decodes_are_where_they_should_be() {
+    fn decodes_are_at_the_expected_position() {
         assert_eq!(taken_pages::<{ PAGE_SIZE / 2 }>(), 0);
         assert_eq!(taken_pages::<{ PAGE_SIZE - 1 }>(), 256);
         assert_eq!(taken_pages::<{ PAGE_SIZE }>(), 0);
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_short_of_memory_waits() {
+    fn request_without_memory_waits() {
         let StepShortOfMemory(Decodes { bench, .. }) = done();
         let stats = bench.scheduler.stats();
         assert_eq!((stats.waiting, stats.running, bench.plan.decodes.len()), (1, 2, 2));
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn the_admitted_request_finds_all_its_pages() {
+    fn admitted_request_hits_all_pages() {
         let Admission { bench, .. } = done();
         let [prefill] = bench.plan.prefills[..] else { panic!("one is admitted") };
         assert_eq!((prefill.start, prefill.tokens), (1024, 1));

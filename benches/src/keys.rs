@@ -1,4 +1,4 @@
-//! Page keys alone, of a prompt that the processor has at hand.
+//! Computation of page keys for a prompt in the processor's cache.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -9,35 +9,35 @@ use terrace_kit::mixed;
 
 use crate::figures::nanos;
 
-/// What to measure.
+/// Parameters of the benchmark.
 #[derive(Clone, Copy, Debug)]
 pub struct KeysWorkload {
-    /// Tokens of the prompt.
+    /// Tokens in the prompt.
     pub tokens: u32,
-    /// How often it is hashed, with pages of each size: the quickest counts.
+    /// Number of measurements for each page size; the fastest counts.
     pub rounds: u32,
 }
 
-/// What was measured, by the size of pages.
+/// Results of the benchmark, by page size.
 #[derive(Clone, Debug, Serialize)]
 pub struct KeysFigures {
-    /// One for each size.
+    /// Cost for each page size.
     pub page_sizes: Vec<KeyCost>,
 }
 
-/// What keys cost with pages of one size.
+/// Cost of keys for one page size.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct KeyCost {
     /// Tokens in a page.
     pub page_size: u32,
-    /// Nanoseconds for the key of a page.
+    /// Nanoseconds per page key.
     pub ns_per_page: f64,
-    /// The same for each token.
+    /// Nanoseconds per token.
     pub ns_per_token: f64,
 }
 
 impl KeysWorkload {
-    /// Hashes the same prompt again and again.
+    /// Hashes the same prompt repeatedly.
     #[must_use]
     pub fn run(&self) -> KeysFigures {
         let tokens = (0..u64::from(self.tokens)).map(|place| mixed(place) % 128_000);
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_size_is_measured_that_the_prompt_has_a_page_of() {
+    fn measures_every_page_size_that_fits() {
         let sizes = |tokens| {
             let figures = KeysWorkload { tokens, rounds: 1 }.run();
             figures.page_sizes.iter().map(|cost| cost.page_size).collect::<Vec<_>>()

@@ -1,4 +1,4 @@
-//! Stores against what the machine can do: plain direct IO, or copying memory.
+//! Stores, compared with plain direct IO or memory copies.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -15,69 +15,69 @@ use terrace_l3_disk::{DiskConfig, DiskStore, IoEngine};
 
 use crate::direct_file::DirectFile;
 
-/// What to measure.
+/// Parameters of the benchmark.
 #[derive(Clone, Debug)]
 pub struct L3Workload {
-    /// Which store.
+    /// Store to measure.
     pub backend: L3Backend,
-    /// The size of an object.
+    /// Size of an object.
     pub object_bytes: usize,
-    /// How much is stored and read.
+    /// Bytes to store and read.
     pub total_bytes: u64,
-    /// Objects in flight at a time, on disk.
+    /// Objects in flight, on disk.
     pub depth: usize,
-    /// Tells what is being done.
+    /// Called with a message when a phase begins.
     pub progress: fn(&str),
 }
 
-/// Which store to measure.
+/// Store to measure.
 #[derive(Clone, Debug)]
 pub enum L3Backend {
-    /// Memory, against copying memory.
+    /// Memory store, compared with memory copies.
     Memory,
-    /// Disk, in a directory made and deleted within this one, against plain direct IO there.
+    /// Disk store in a temporary directory, compared with plain direct IO there.
     Disk {
-        /// The directory.
+        /// Parent of the temporary directory.
         path: PathBuf,
-        /// How transfers are done.
+        /// IO engine.
         io: IoEngine,
     },
 }
 
-/// What was measured. Speeds are in 10^9 bytes of payload a second.
+/// Results of the benchmark. Speeds are in 10^9 bytes of payload per second.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct L3Figures {
-    /// Storing, until all of it is durable.
+    /// Speed of puts, until all objects are durable.
     pub put_gb_s: f64,
-    /// Reading and verifying, in another order.
+    /// Speed of verified gets, in another order.
     pub get_gb_s: f64,
-    /// Plain writing of as many bytes, until durable; or copying.
+    /// Speed of plain writes until durable, or of memory copies.
     pub raw_write_gb_s: f64,
-    /// Plain reading of as many bytes; or copying.
+    /// Speed of plain reads, or of memory copies.
     pub raw_read_gb_s: f64,
     /// `put_gb_s` as a share of `raw_write_gb_s`.
     pub put_share: f64,
     /// `get_gb_s` as a share of `raw_read_gb_s`.
     pub get_share: f64,
-    /// Asking for 1,024 objects that are there.
+    /// Time of a lookup of 1,024 existing objects.
     pub exists_us: f64,
-    /// Memory of the index for each object.
+    /// Index memory per object.
     pub bytes_per_object: f64,
 }
 
-/// How often everything is measured; the best counts, since noise only ever slows.
+/// Number of rounds; the best counts, since noise only slows.
 const ROUNDS: usize = 3;
 
-/// Skipping by it visits every object once, as long as there are not as many.
+/// Stride that visits every object once, for fewer objects than this.
 pub(crate) const LARGE_PRIME: u64 = 4_294_967_291;
 
 type Failure = Box<dyn Error + Send + Sync>;
 
 impl L3Workload {
-    /// Measures, in turns: plain, store, plain, store, ...
+    /// Runs the benchmark; plain IO and store alternate.
     ///
     /// # Errors
-    /// When the store or the disk fails.
+    /// Fails if the store or the disk fails.
     pub fn run(&self) -> Result<L3Figures, Failure> {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build()?;
@@ -99,7 +99,7 @@ impl L3Workload {
             ..MemoryConfig::new(self.total_bytes, self.object_bytes)
         };
         let store = Arc::new(MemoryStore::new(config)?);
-        let mut shoveled = Shoveled::new(objects as usize * self.object_bytes);
+        let mut shoveled = PlainCopy::new(objects as usize * self.object_bytes);
         // One batch at a time: one thread copies, as in the plain run.
         let crew = Crew::new(store.clone(), self.object_bytes, objects, 1, 1)?;
         let mut best = Best::default();
@@ -125,7 +125,7 @@ impl L3Workload {
             DirectFile::create(&plain_path, self.object_bytes, u64::from(objects), self.depth)?;
         let store_path = path.join("store");
         let store = Arc::new(DiskStore::open(self.disk_config(&store_path, io, objects))?);
-        // Twice as many objects as the disk has in flight, so that it always has its fill.
+        // Twice as many objects as the disk has in flight, so that its queue is always full.
         let batch = 4.min(self.depth);
         let tasks = 2 * self.depth / batch;
         let crew = Crew::new(store.clone(), self.object_bytes, objects, tasks, batch)?;
@@ -134,7 +134,7 @@ impl L3Workload {
             (self.progress)(&format!("disk, round {round} of {ROUNDS}"));
             let (write, put) = (plain.write()?, crew.put_all().await?);
             let (read, get) = (plain.read()?, crew.get_all().await?);
-            // In the first round the files get their blocks.
+            // In the first round the file system allocates blocks.
             if round > 0 {
                 best.note(write, put, read, get);
             }
@@ -202,13 +202,13 @@ impl Best {
     }
 }
 
-/// As much memory as a store has, copied object by object.
-struct Shoveled {
+/// Source and target memory of plain copies, as large as the store.
+struct PlainCopy {
     from: Vec<u8>,
     to: Vec<u8>,
 }
 
-impl Shoveled {
+impl PlainCopy {
     fn new(bytes: usize) -> Self {
         Self { from: vec![1; bytes], to: vec![2; bytes] }
     }
@@ -224,7 +224,7 @@ impl Shoveled {
     }
 }
 
-/// Tasks that put and get all objects, each with its own share of them and its own pages.
+/// Tasks that put and get all objects, each with a share of the objects and with its own pages.
 struct Crew<S> {
     store: Arc<S>,
     arena: Arena,
@@ -242,7 +242,7 @@ impl<S: Store + 'static> Crew<S> {
         tasks: usize,
         batch: usize,
     ) -> Result<Self, Failure> {
-        // On disk the pages in flight; in memory as much as the plain run reads, so that both are
+        // On disk the pages in flight; in memory as much as the plain run reads, so that caches are
         // equally cold.
         let pages = (tasks * batch).max(if tasks == 1 { objects as usize } else { 0 });
         let arena = Arena::new(pages as u32, object_bytes)?;
@@ -289,7 +289,7 @@ impl<S: Store + 'static> Crew<S> {
         Ok(())
     }
 
-    /// Does the work for all objects, in an order that skips by `stride`.
+    /// Runs the work for all objects, in an order given by `stride`.
     async fn each_batch(&self, stride: u64, work: Work<S>) -> Result<(), Failure> {
         let mut tasks = Vec::new();
         for task in 0..self.tasks {
@@ -320,18 +320,18 @@ type Work<S> = fn(
     Vec<u32>,
 ) -> std::pin::Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>;
 
-/// Whether all of a batch succeeded.
+/// Returns an error unless all of a batch succeeded.
 pub(crate) fn all<T>(results: Results<T>) -> Result<(), Failure> {
     results.into_iter().try_for_each(|result| result.map(drop)).map_err(Into::into)
 }
 
-/// The object of that number.
+/// Returns the object id of a number.
 pub(crate) fn id(number: u32) -> ObjectId {
     let root = PageKey(0x7e44_ace0);
     ObjectId::page(root, root.next(root, &[number]))
 }
 
-/// How long it takes to ask for 1,024 objects.
+/// Returns the time of a lookup of 1,024 objects.
 async fn exists_us(store: &dyn Store, objects: u32) -> Result<f64, Failure> {
     const KEYS: u32 = 1024;
     const TIMES: u32 = 64;

@@ -1,5 +1,5 @@
-//! How much memory a store holds while objects are produced and consumed: it should follow how many
-//! are under way, not how long leases last.
+//! Memory use of a store while objects are produced and consumed. It should follow the number of
+//! objects in flight, not the lease duration.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -13,47 +13,47 @@ use terrace_l3::{
     PutOptions, Removal, Store,
 };
 
-/// What to measure.
+/// Parameters of the benchmark.
 #[derive(Clone, Debug)]
 pub struct LifetimesWorkload {
-    /// How long leases last, one run each.
+    /// Lease durations, one run each.
     pub lease_ttls: Vec<Duration>,
-    /// How long each run lasts.
+    /// Duration of each run.
     pub run: Duration,
-    /// Objects under way at a time.
+    /// Objects in flight.
     pub concurrency: u32,
-    /// The size of an object.
+    /// Size of an object.
     pub object_bytes: usize,
-    /// The store's size.
+    /// Capacity of the store.
     pub capacity_bytes: u64,
-    /// Tells what is being done.
+    /// Called with a message when a phase begins.
     pub progress: fn(&str),
 }
 
-/// One run.
+/// Results of one run.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct LifetimesFigures {
-    /// How long leases lasted.
+    /// Lease duration.
     pub lease_ttl_s: f64,
     /// Objects produced and consumed.
     pub objects: u64,
-    /// Bytes of them.
+    /// Their bytes.
     pub bytes: u64,
-    /// Memory that was held, on average.
+    /// Mean memory use.
     pub resident_mean_bytes: u64,
-    /// The most that was held.
+    /// Largest memory use.
     pub resident_max_bytes: u64,
-    /// What was held at the end.
+    /// Memory use at the end.
     pub resident_end_bytes: u64,
-    /// Objects evicted: there should be none.
+    /// Evicted objects; 0 is expected.
     pub evicted: u64,
 }
 
 impl LifetimesWorkload {
-    /// Runs once for each lease.
+    /// Runs the benchmark, once for each lease duration.
     ///
     /// # Errors
-    /// When the store fails.
+    /// Fails if the store fails.
     pub fn run(&self) -> Result<Vec<LifetimesFigures>, Box<dyn Error + Send + Sync>> {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build()?;
@@ -115,7 +115,7 @@ impl LifetimesWorkload {
     }
 }
 
-/// The life of an object: stored with a hard pin, found and leased, read, released.
+/// Passes one object through its life: put with a hard pin, lookup with a lease, get, release.
 async fn pass_on(
     store: &MemoryStore,
     arena: &Arena,

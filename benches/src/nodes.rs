@@ -1,4 +1,4 @@
-//! Nodes over the loopback interface, against plain bytes over it in the same run.
+//! Nodes over the loopback interface, compared with a plain TCP stream in the same run.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -22,59 +22,59 @@ use crate::l3::{all, id};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// What to measure.
+/// Parameters of the benchmark.
 #[derive(Clone, Debug)]
 pub struct NodesWorkload {
-    /// The sizes of objects.
+    /// Object sizes.
     pub object_bytes: Vec<usize>,
-    /// Objects in a batch.
+    /// Objects per batch.
     pub batch: u32,
-    /// How much to move, each way, in each round.
+    /// Bytes to move in each direction per round.
     pub total_bytes: u64,
-    /// Rounds.
+    /// Number of rounds.
     pub rounds: u32,
-    /// How many objects to ask about at a time.
+    /// Objects per lookup.
     pub exists: u32,
-    /// Over how many nodes these are spread.
+    /// Number of nodes for lookups.
     pub nodes: u32,
 }
 
-/// What was measured.
+/// Results of the benchmark.
 #[derive(Clone, Debug, Serialize)]
 pub struct NodesFigures {
-    /// For each size of objects.
+    /// Transfers, by object size.
     pub transfers: Vec<TransferFigures>,
-    /// How many objects were asked about at a time.
+    /// Objects per lookup.
     pub exists: u32,
-    /// Over how many nodes.
+    /// Number of nodes.
     pub nodes: u32,
-    /// How long it took.
+    /// Time of a lookup.
     pub exists_us: Distribution,
 }
 
-/// How fast objects of one size moved between one client and one node.
+/// Speeds of transfers between one client and one node, for one object size.
 #[derive(Clone, Debug, Serialize)]
 pub struct TransferFigures {
-    /// The size of an object.
+    /// Size of an object.
     pub object_bytes: usize,
-    /// Objects in a batch.
+    /// Objects per batch.
     pub batch: u32,
-    /// Batches of puts, one after the other.
+    /// Sequential batches of puts.
     pub put: Comparison,
-    /// Batches of gets, one after the other.
+    /// Sequential batches of gets.
     pub get: Comparison,
 }
 
-/// One way, beside plain bytes that went the same way in the same round: over one connection between
-/// the same threads, a batch at a time, each acknowledged or asked for by one byte. Of all rounds it is
-/// the one whose ratio is in the middle.
+/// Speed in one direction, with that of a plain stream in the same round: over one connection
+/// between the same threads, a batch at a time, each acknowledged or requested by one byte. Of all
+/// rounds, the one with the median ratio.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Comparison {
-    /// Objects, in bytes a second.
+    /// Objects, in bytes per second.
     pub bytes_per_s: f64,
-    /// Plain bytes, in bytes a second.
+    /// Plain stream, in bytes per second.
     pub plain_bytes_per_s: f64,
-    /// The one to the other.
+    /// Ratio of objects to plain stream.
     pub ratio: f64,
 }
 
@@ -84,17 +84,17 @@ impl Comparison {
         Self { bytes_per_s, plain_bytes_per_s, ratio: bytes_per_s / plain_bytes_per_s }
     }
 
-    /// The round whose ratio is in the middle.
+    /// Returns the round with the median ratio.
     fn middle(rounds: Vec<Self>) -> Option<Self> {
         middle_by(rounds, |a, b| a.ratio.total_cmp(&b.ratio))
     }
 }
 
 impl NodesWorkload {
-    /// Measures.
+    /// Runs the benchmark.
     ///
     /// # Errors
-    /// When the system has no room or no ports for it.
+    /// Fails if the system lacks memory or ports.
     pub fn run(&self) -> Result<NodesFigures, Failure> {
         let transfers = self.object_bytes.iter().map(|bytes| self.transfers(*bytes));
         Ok(NodesFigures {
@@ -116,7 +116,7 @@ impl NodesWorkload {
         let bytes = (batches * u64::from(self.batch) * object_bytes as u64) as f64;
         let mut plain = setup.plain(self.batch as usize * object_bytes)?;
         let (mut puts, mut gets) = (Vec::new(), Vec::new());
-        // The first round makes connections and touches memory.
+        // The first round opens connections and touches memory.
         for round in 0..=self.rounds {
             let (plain_put, plain_get) = setup.runtime.block_on(plain.batches(batches))?;
             let (put, get) = setup.runtime.block_on(self.batches(&setup.store, &arena, batches))?;
@@ -134,7 +134,7 @@ impl NodesWorkload {
         })
     }
 
-    /// Seconds of putting and of getting so many batches.
+    /// Returns the seconds of putting and of getting `batches` batches.
     async fn batches(
         &self,
         store: &NodesStore,
@@ -168,7 +168,7 @@ impl NodesWorkload {
         let ids: Vec<ObjectId> = (0..self.exists).map(id).collect();
         setup.runtime.block_on(async {
             let put = |(id, page): (&ObjectId, u32)| Ok(Put::new(*id, arena.source(page)?));
-            // Every other one is there.
+            // Every other object exists.
             let puts = ids.iter().zip(0..).step_by(2).map(put).collect::<Result<_, Failure>>()?;
             all(setup.store.put_from(puts, PutOptions::default()).await)?;
             let mut samples = Vec::new();
@@ -186,7 +186,7 @@ impl NodesWorkload {
     }
 }
 
-/// Nodes with threads of their own, and a client with a thread of its own.
+/// Nodes on separate threads, and a client on another.
 struct Setup {
     store: NodesStore,
     runtime: Runtime,
@@ -210,7 +210,7 @@ impl Setup {
             running.push(node);
         }
         drop(entered);
-        // Measurements of a busy machine are slow, not failures.
+        // On a busy machine measurements are slow, not failures.
         let patient = NodesConfig {
             connect_timeout_ms: 5_000,
             exists_timeout_ms: 5_000,
@@ -222,7 +222,7 @@ impl Setup {
         Ok(Self { store, runtime: runtime(1)?, _nodes: running, node_runtime })
     }
 
-    /// A connection between the threads of the client and of the nodes.
+    /// Opens a connection between the threads of the client and of the nodes.
     fn plain(&self, batch_bytes: usize) -> Result<Plain, Failure> {
         let listener = self.node_runtime.block_on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))?;
         let stream = self.runtime.block_on(TcpStream::connect(listener.local_addr()?))?;
@@ -238,8 +238,8 @@ fn runtime(threads: usize) -> std::io::Result<Runtime> {
     Builder::new_multi_thread().worker_threads(threads).enable_all().build()
 }
 
-/// Bytes over one connection, and nothing else: the yardstick. It is used as those of nodes are, or it
-/// would be none: a batch at a time, between the same threads, and read in pieces of the same size.
+/// A plain TCP stream as the reference. It is used like a node's connection: a batch at a time,
+/// between the same threads, and read in pieces of the same size.
 struct Plain {
     stream: TcpStream,
     batch: Vec<u8>,
@@ -248,10 +248,10 @@ struct Plain {
 impl Plain {
     const PUT: u8 = 1;
     const GET: u8 = 2;
-    /// What a link reads at a time.
+    /// Bytes that a link reads at a time.
     const PIECE_BYTES: usize = 256 << 10;
 
-    /// The other end, until the connection ends.
+    /// Serves the other end until the connection ends.
     async fn serve(mut stream: TcpStream, mut batch: Vec<u8>) -> std::io::Result<()> {
         loop {
             match stream.read_u8().await? {
@@ -264,7 +264,7 @@ impl Plain {
         }
     }
 
-    /// Seconds of sending and of receiving so many batches.
+    /// Returns the seconds of sending and of receiving `batches` batches.
     async fn batches(&mut self, batches: u64) -> Result<(f64, f64), Failure> {
         let Self { stream, batch } = self;
         let (mut put_seconds, mut get_seconds) = (0.0, 0.0);
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_and_plain_bytes_go_both_ways() {
+    fn transfers_objects_and_plain_bytes_both_ways() {
         let workload = NodesWorkload {
             object_bytes: vec![4096],
             batch: 2,

@@ -18,11 +18,11 @@ use crate::trace;
 const STEP_US: u64 = 5_000;
 /// Simulated time to prefill a token.
 const PREFILL_US_PER_TOKEN: u64 = 20;
-/// Simulated time of a page on its way between device and host.
+/// Simulated transfer time of a page between device and host.
 const COPY_US_PER_PAGE: u64 = 20;
-/// Simulated time of a page on its way between host and L3.
+/// Simulated transfer time of a page between host and L3.
 const L3_US_PER_PAGE: u64 = 60;
-/// Simulated time of an answer of L3.
+/// Simulated time of an L3 lookup.
 const PROBE_US: u64 = 500;
 
 /// The trace and the sizes of the tiers.
@@ -30,7 +30,8 @@ const PROBE_US: u64 = 500;
 pub struct PlansWorkload {
     /// The requests.
     pub trace: Trace,
-    /// Tokens of a prompt that comes twice, after one half and three quarters of the trace; 0 for none.
+    /// Tokens in a prompt that is sent twice, after one half and three quarters of the trace; 0 for
+    /// none.
     pub long_prompt_tokens: u32,
     /// Tokens in a page.
     pub page_size: u32,
@@ -76,7 +77,7 @@ impl PlansWorkload {
     /// Serves the trace.
     ///
     /// # Errors
-    /// If the scheduler rejects the sizes.
+    /// Fails if the scheduler rejects the sizes.
     pub fn run(&self) -> Result<PlansFigures, ConfigError> {
         let (mut plans, hit_tokens) = self.round()?;
         for _ in 1..self.rounds {
@@ -126,7 +127,7 @@ impl PlansWorkload {
     }
 }
 
-/// A scheduler, and a machine that performs its plans in virtual time.
+/// A scheduler, and a machine that executes its plans in virtual time.
 #[derive(Debug)]
 struct World {
     scheduler: Scheduler,
@@ -173,7 +174,7 @@ impl World {
         self.plan();
     }
 
-    /// Lets everything happen that is due before `until_us`.
+    /// Processes all events that are due before `until_us`.
     fn run_until(&mut self, until_us: u64) {
         loop {
             let due_us = self.due.first_key_value().map(|(&(at_us, _), _)| at_us);
@@ -227,7 +228,7 @@ impl World {
         self.scheduler.advance(now, event).expect("a planned operation");
     }
 
-    /// Measures a plan and starts what it says.
+    /// Measures a plan and starts it.
     fn plan(&mut self) {
         let before_ns = cpu_time_ns();
         self.scheduler.plan_into(Time(self.now_us), &mut self.plan);
@@ -300,7 +301,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_long_prompt_is_found_when_it_comes_again() {
+    fn repeated_long_prompt_is_a_hit() {
         let workload = PlansWorkload {
             trace: trace::conversations(),
             long_prompt_tokens: 20_000,

@@ -102,7 +102,7 @@ impl RecoveryWorkload {
     /// Fills a store, closes it, and opens it again, for each number of objects.
     ///
     /// # Errors
-    /// When the store or the disk fails.
+    /// Fails if the store or the disk fails.
     pub fn run(&self) -> Result<Vec<RecoveryFigures>, Failure> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
         self.objects.iter().map(|objects| runtime.block_on(self.run_with(*objects))).collect()

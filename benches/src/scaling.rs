@@ -1,9 +1,9 @@
-//! How costs grow: with the tree, with the batch, with the context, and when the pool is full.
+//! Growth of costs with the tree, the batch, the context, and with a full pool.
 //!
-//! Each sweep changes one size and nothing else. Time is noisy and depends on the machine's caches,
-//! so the nodes of the tree that an operation looks at are counted too: that count is exact, and
-//! what costs no more than the pages that change has the same count at every size. What the count
-//! does not see is work within one long node, such as moving its pages: that shows in time alone.
+//! Each sweep changes one size only. Times are noisy and depend on the machine's caches, so the
+//! visited tree nodes are counted too. That count is exact: an operation that costs no more than
+//! the pages that it changes has the same count at every size. The count does not include work
+//! within one long node, such as moving its pages; only time shows that.
 
 mod batch;
 mod full_pool;
@@ -17,55 +17,55 @@ use self::full_pool::FullPool;
 pub use self::full_pool::{FullPoolFigures, PageEnds, StepCost, StepWork};
 use self::tree::Trees;
 
-/// What to measure.
+/// Parameters of the benchmark.
 #[derive(Clone, Copy, Debug)]
 pub struct ScalingWorkload {
-    /// Smaller sizes and fewer repetitions: the counts are as good, the times are not.
+    /// Uses smaller sizes and fewer repetitions: counts stay exact, times become inaccurate.
     pub quick: bool,
-    /// Tells what is being done.
+    /// Called with a message when a phase begins.
     pub progress: fn(&str),
-    /// Bytes that this process has asked of its allocator so far.
+    /// Returns the bytes allocated by this process so far.
     pub allocated_bytes: fn() -> u64,
 }
 
-/// What was measured.
+/// Results of the benchmark.
 #[derive(Clone, Debug, Serialize)]
 pub struct ScalingFigures {
-    /// One for each thing that grows.
+    /// One sweep for each dimension.
     pub sweeps: Vec<Sweep>,
-    /// A batch of one size in a full pool: whether some steps are much slower than others, and why.
+    /// A batch of one size in a full pool: variation of step times, and its causes.
     pub full_pool: Vec<FullPoolFigures>,
 }
 
-/// Costs at growing sizes of one thing, everything else being equal.
+/// Costs at growing sizes of one dimension, with all else equal.
 #[derive(Clone, Debug, Serialize)]
 pub struct Sweep {
-    /// What grows.
+    /// Dimension.
     pub dimension: &'static str,
-    /// How large it was.
+    /// Sizes.
     pub sizes: Vec<u64>,
-    /// What each operation cost.
+    /// Costs of each operation.
     pub costs: Vec<Cost>,
 }
 
-/// What an operation cost at each size.
+/// Costs of an operation at each size.
 #[derive(Clone, Debug, Serialize)]
 pub struct Cost {
     /// The operation.
     pub name: &'static str,
-    /// What the times are in.
+    /// Unit of the times.
     pub unit: &'static str,
-    /// The time at each size.
+    /// Time at each size.
     pub times: Vec<f64>,
-    /// By which factor the time grows from one size to ten times that.
+    /// Growth factor of the time for a tenfold size.
     pub growth: f64,
-    /// Nodes of the tree looked at, at each size.
+    /// Visited nodes at each size.
     pub nodes: Vec<f64>,
-    /// By which factor they grow from one size to ten times that.
+    /// Growth factor of the nodes for a tenfold size.
     pub nodes_growth: f64,
 }
 
-/// What an operation cost at one size.
+/// Cost of an operation at one size.
 struct Reading {
     name: &'static str,
     unit: &'static str,
@@ -74,10 +74,10 @@ struct Reading {
 }
 
 impl ScalingWorkload {
-    /// Measures all of it.
+    /// Runs the benchmark.
     ///
     /// # Errors
-    /// If a scheduler cannot be configured so.
+    /// Fails if a scheduler cannot be configured.
     pub fn run(&self) -> Result<ScalingFigures, ConfigError> {
         let rounds = if self.quick { 2 } else { 16 };
         let sizes = |quick: &[u64], full: &[u64]| if self.quick { quick } else { full }.to_vec();
@@ -107,7 +107,7 @@ impl ScalingWorkload {
                 step("most time that eviction adds to a step", most_added, nodes_max),
             ])
         })?;
-        // The largest comes last: the heap that it leaves behind would slow the others.
+        // The largest comes last: the heap that it leaves would slow the others.
         let by_pages = self.sweep("cached pages", trees, |pages| {
             let (quick, allocated_bytes) = (self.quick, self.allocated_bytes);
             Trees { pages: pages as u32, quick, allocated_bytes }.readings()
@@ -115,7 +115,7 @@ impl ScalingWorkload {
         Ok(ScalingFigures { sweeps: vec![by_pages, by_running, by_context, by_victim], full_pool })
     }
 
-    /// One for each way in which requests come to the ends of pages, the most regular first.
+    /// Runs one measurement for each pattern of page ends, the most regular first.
     fn full_pools(&self, victim_tokens: u32) -> Result<Vec<FullPoolFigures>, ConfigError> {
         let measure = |page_ends| {
             let pool = FullPool {
@@ -164,8 +164,8 @@ impl Cost {
     }
 }
 
-/// By which factor the values grow as the sizes grow tenfold: the slope of the straight line that
-/// fits them best where both axes are logarithmic.
+/// Returns the growth factor of the values for a tenfold size: the slope of the best straight line
+/// in a log-log plot.
 fn growth(sizes: &[u64], values: &[f64]) -> f64 {
     if values.iter().all(|&value| value == values[0]) {
         return 1.0;
@@ -180,8 +180,8 @@ fn growth(sizes: &[u64], values: &[f64]) -> f64 {
     10f64.powf(covariance / variance)
 }
 
-/// The median of a round of samples, in the best of several rounds: what else the machine does only
-/// ever slows, and it seldom slows half of every round.
+/// The median of a round of samples, in the best of several rounds: other load only slows, and
+/// rarely slows half of every round.
 #[derive(Debug)]
 struct BestMedian {
     round: Vec<u64>,
@@ -211,8 +211,8 @@ impl BestMedian {
 mod tests {
     use super::*;
 
-    /// Nodes that a step may look at for each page that it takes, evicts or publishes: its own and
-    /// the one above.
+    /// Largest number of visited nodes per page that is allocated, evicted or published: its own
+    /// and its parent.
     const NODES_A_PAGE_MAX: f64 = 2.0;
 
     #[test]
@@ -225,14 +225,14 @@ mod tests {
     }
 
     #[test]
-    fn no_operation_looks_at_more_nodes_when_something_is_larger() {
+    fn visited_nodes_do_not_grow_with_size() {
         let figures = ScalingWorkload { quick: true, progress: |_| {}, allocated_bytes: || 0 }
             .run()
             .expect("it can work");
         for Sweep { dimension, sizes, costs } in &figures.sweeps {
             for Cost { name, nodes, times, .. } in costs {
                 assert!(times.iter().all(|&time| time > 0.0), "{name}: {times:?}");
-                // Fewer prompts come to their end while they are evicted when they are longer.
+                // Of longer prompts, fewer are evicted completely.
                 let is_fine = |&count: &f64| match *dimension {
                     "tokens per evicted prompt" => count <= nodes[0],
                     _ => count == nodes[0],

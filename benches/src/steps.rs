@@ -1,4 +1,5 @@
-//! A whole scheduler under decode-heavy load: admissions, decode steps, the same prompts again.
+//! A complete scheduler under decode-heavy load: admissions, decode steps, and repetitions of the
+//! same prompts.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -12,71 +13,72 @@ use terrace_scheduler::{
 
 use crate::figures::{Distribution, nanos};
 
-/// What to measure.
+/// Parameters of the benchmark.
 #[derive(Clone, Copy, Debug)]
 pub struct StepWorkload {
-    /// Requests that run at once.
+    /// Running requests.
     pub running: u32,
-    /// Tokens of each prompt.
+    /// Tokens in each prompt.
     pub context: u32,
     /// Tokens in a page.
     pub page_size: u32,
-    /// Pages of the device.
+    /// Device pages.
     pub device_pages: u32,
-    /// How much of each prompt all have in common, in percent.
+    /// Shared part of each prompt, in percent.
     pub shared_percent: u32,
-    /// Decode steps to measure.
+    /// Number of decode steps.
     pub decode_steps: u32,
-    /// Steps that may be in flight: with 2, decoding is measured with one and with two.
+    /// Steps in flight: with 2, decoding is measured with one and with two.
     pub in_flight: u32,
-    /// Counts the allocations of this thread so far.
+    /// Returns the allocations of this thread so far.
     pub allocations: fn() -> u64,
 }
 
-/// The same prompts come again so often; the wave in the middle counts.
+/// Number of repetitions of the same prompts; the median counts.
 const REHIT_WAVES: usize = 9;
 
-/// What was measured.
+/// Results of the benchmark.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct StepFigures {
-    /// Planning a decode step.
+    /// Time to plan a decode step.
     pub plan_us: Distribution,
-    /// Taking in its results.
+    /// Time to process its results.
     pub advance_us: Distribution,
-    /// Submitting a request, which hashes its prompt.
+    /// Time to submit a request, which includes hashing its prompt.
     pub submit_us_per_request: f64,
-    /// Planning the prefill of a request whose common part alone is cached, and taking in its
-    /// results.
+    /// Time to plan the prefill of a request of which only the shared part is cached, and to
+    /// process its results.
     pub admit_us_per_request: f64,
-    /// The same for a request all of whose pages are cached, which then ends.
+    /// Same for a fully cached request, which then ends.
     pub rehit_us_per_request: f64,
-    /// Of that, the plans that admit it.
+    /// Of that, the time of the plans that admit it.
     pub full_hit_admission_us_per_request: f64,
-    /// Letting a request end.
+    /// Time to end a request.
     pub finish_us_per_request: f64,
-    /// Reading the counters.
+    /// Time to read the counters.
     pub stats_us: f64,
-    /// Allocations of a decode step, plan and results together, on average.
+    /// Mean allocations of a decode step, plan and results together.
     pub allocations_per_step: f64,
-    /// Decoding with two steps in flight; all else is measured with one.
+    /// Decoding with two steps in flight; all other figures are for one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ahead: Option<AheadFigures>,
 }
 
-/// What was measured with two steps in flight, in turns with one.
+/// Results with two steps in flight, measured in turn with one.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct AheadFigures {
-    /// Planning a decode step while the one before it is in flight.
+    /// Time to plan a decode step while the one before it is in flight.
     pub plan_us: Distribution,
-    /// Taking in the results of a step while the next is in flight.
+    /// Time to process the results of a step while the next is in flight.
     pub advance_us: Distribution,
-    /// Allocations of a decode step, plan and results together, on average.
+    /// Mean allocations of a decode step, plan and results together.
     pub allocations_per_step: f64,
-    /// What a step costs, plan and results together, compared with one in flight: the median of all turns.
+    /// Cost of a step, plan and results together, relative to one step in flight: the median of all
+    /// turns.
     pub cost_ratio: f64,
 }
 
-/// A scheduler with an engine that computes nothing.
+/// A scheduler with a simulated engine.
 #[derive(Debug)]
 pub(crate) struct Bench {
     pub(crate) scheduler: Scheduler,
@@ -86,14 +88,14 @@ pub(crate) struct Bench {
     in_flight: VecDeque<Launched>,
 }
 
-/// A step that is planned and not reported.
+/// A planned step whose results are not reported.
 #[derive(Debug)]
 struct Launched {
     step: StepId,
     results: Vec<StepResult<'static>>,
 }
 
-/// What decode steps took.
+/// Times of decode steps.
 #[derive(Debug, Default)]
 struct Decoded {
     plans: Vec<u64>,
@@ -104,7 +106,7 @@ struct Decoded {
 }
 
 impl Decoded {
-    /// With memory for so many steps.
+    /// Allocates memory for `steps` steps.
     fn of(steps: u32) -> Self {
         let memory = || Vec::with_capacity(steps as usize);
         Self { plans: memory(), advances: memory(), turns: memory(), allocations: 0 }
@@ -115,27 +117,27 @@ impl Decoded {
     }
 }
 
-/// What requests took from their submission until all of them decoded, or had ended.
+/// Times of requests from submission until all of them decode or have ended.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Wave {
-    /// Submitting them.
+    /// Time of submission.
     pub(crate) submit: Duration,
-    /// Nodes of the tree that submitting them looked at.
+    /// Visited nodes of submission.
     pub(crate) submit_nodes: u64,
-    /// The plans with prefills, which admit them.
+    /// Time of plans with prefills, which admit the requests.
     pub(crate) admission: Duration,
-    /// All plans, those included, and taking in their results.
+    /// Time of all plans, including those, and of processing their results.
     pub(crate) steps: Duration,
 }
 
 impl StepWorkload {
-    /// Lets the prompts decode, and then come again.
+    /// Runs the prompts, and then repeats them.
     ///
     /// # Errors
-    /// If the scheduler cannot be configured so.
+    /// Fails if the scheduler cannot be configured.
     ///
     /// # Panics
-    /// If the prompts do not fit the device.
+    /// Panics if the prompts do not fit the device.
     pub fn run(&self) -> Result<StepFigures, ConfigError> {
         let shared = self.context * self.shared_percent / 100 / self.page_size * self.page_size;
         let prompts = prompts_with_common_part(self.running, self.context, shared);
@@ -170,8 +172,9 @@ impl StepWorkload {
         })
     }
 
-    /// Tokens of a request when it ends. One comes with the prefill and one with the step that shows that all
-    /// have begun, and one step may be planned ahead: nobody ends in a step that is measured.
+    /// Returns the tokens of a request at its end. One comes with the prefill and one with the step
+    /// that shows that all have started, and one step may be planned ahead: no request ends in a
+    /// measured step.
     #[must_use]
     pub fn tokens_max(&self) -> u32 {
         self.context + self.new_tokens()
@@ -181,7 +184,7 @@ impl StepWorkload {
         self.decode_steps + 4
     }
 
-    /// A scheduler in which all prompts decode, and what that took.
+    /// Creates a scheduler in which all prompts decode, and returns the cost.
     fn begin(
         &self,
         prompts: &[Vec<Token>],
@@ -197,8 +200,8 @@ impl StepWorkload {
         Ok((bench, wave))
     }
 
-    /// Decodes with one step in flight, and with more if there is a bench for that. Every turn has the end of
-    /// one page.
+    /// Decodes with one step in flight and, if there is a bench for it, with more. Every turn
+    /// includes one page end.
     fn decode_in_turns(
         &self,
         one: &mut Bench,
@@ -225,7 +228,7 @@ impl StepWorkload {
         (decoded, decoded_ahead)
     }
 
-    /// Plans so many steps, and reports the oldest in flight after each plan.
+    /// Plans `steps` steps, and reports the oldest in flight after each plan.
     fn decode(&self, bench: &mut Bench, steps: u32, decoded: &mut Decoded) {
         let mut results = Vec::with_capacity(self.running as usize);
         let mut turn = 0;
@@ -254,7 +257,7 @@ fn ahead_figures(ahead: Decoded, one: &Decoded) -> AheadFigures {
     }
 }
 
-/// So many prompts of so many tokens, the first `shared` of which are the same in all.
+/// Creates `count` prompts of `tokens` tokens, of which the first `shared` are equal.
 pub(crate) fn prompts_with_common_part(count: u32, tokens: u32, shared: u32) -> Vec<Vec<Token>> {
     let prompt = |number| {
         let first = 1_000_000_u32.wrapping_mul(number + 1);
@@ -265,7 +268,7 @@ pub(crate) fn prompts_with_common_part(count: u32, tokens: u32, shared: u32) -> 
 }
 
 impl Bench {
-    /// An idle one, whose steps are either prefills or decodes, prefills first.
+    /// Creates an idle scheduler whose steps are either prefills or decodes, prefills first.
     pub(crate) fn new(
         page_size: u32,
         device_pages: u32,
@@ -277,7 +280,7 @@ impl Bench {
         config.batch.running_max = running;
         config.batch.steps_in_flight_max = steps_in_flight;
         config.batch.step_tokens_max = running.max(8192);
-        // All come at once, and then nobody.
+        // All requests arrive at once.
         config.batch.chunk_tokens_min = config.batch.step_tokens_max;
         config.batch.mixed = false;
         config.batch.prefill_streak_max = u32::MAX;
@@ -287,7 +290,7 @@ impl Bench {
         Ok(Self { scheduler, plan, now: Time(0), next_request: 0, in_flight })
     }
 
-    /// Submits the prompts and computes until all of them decode, or have ended.
+    /// Submits the prompts and computes until all of them decode or have ended.
     pub(crate) fn wave(&mut self, prompts: &[Vec<Token>], new_tokens: u32) -> Wave {
         let requests: Vec<Request> = prompts
             .iter()
@@ -318,7 +321,7 @@ impl Bench {
             wave.steps += plan + self.advance(&results);
         }
         if self.scheduler.stats().running == 0 {
-            // The plan after the last results takes leave of those that ended.
+            // The plan after the last results reports the ended requests.
             wave.steps += self.next_plan();
         }
         wave
@@ -348,7 +351,7 @@ impl Bench {
         time(|| scheduler.advance(*now, event).expect("the results fit the step"))
     }
 
-    /// The planned step is in flight from now on; its results are kept in `results`, whose memory is used again.
+    /// Launches the planned step; its results are stored in `results`, whose memory is reused.
     fn launch(&mut self, mut results: Vec<StepResult<'static>>) {
         results.clear();
         results.extend(self.producers());
@@ -356,13 +359,13 @@ impl Bench {
         self.in_flight.push_back(Launched { step, results });
     }
 
-    /// Reports the oldest step in flight, and gives back the memory of its results.
+    /// Reports the oldest step in flight, and returns the memory of its results.
     fn report_oldest(&mut self) -> (Duration, Vec<StepResult<'static>>) {
         let Launched { step, results } = self.in_flight.pop_front().expect("a step in flight");
         (self.report(step, &results), results)
     }
 
-    /// Computes so many steps, in which those that run decode.
+    /// Computes `steps` steps, in which running requests decode.
     pub(crate) fn decode(&mut self, steps: u32) {
         for _ in 0..steps {
             self.next_plan();
@@ -371,13 +374,13 @@ impl Bench {
         }
     }
 
-    /// Lets the latest `count` requests end, if they have not.
+    /// Ends the latest `count` requests, if they have not ended.
     pub(crate) fn finish(&mut self, count: u32) -> Duration {
         let ids = self.next_request + 1 - u64::from(count)..=self.next_request;
         let Self { scheduler, now, plan, .. } = self;
         let took = time(|| {
             for id in ids {
-                // It may have produced all its tokens already.
+                // It may already have ended.
                 let _ = scheduler.abort(*now, RequestId(id));
             }
         });
@@ -429,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_need_not_have_anything_in_common() {
+    fn runs_without_a_shared_prefix() {
         let workload = StepWorkload {
             running: 2,
             context: 64,
@@ -445,7 +448,7 @@ mod tests {
         assert!(figures.ahead.is_none(), "one step was in flight: {figures:?}");
     }
 
-    /// The second step is planned before the first is reported, and starts from what that produces.
+    /// The second step is planned before the first is reported, and starts from its tokens.
     #[test]
     fn steps_are_planned_ahead() {
         let mut bench = Bench::new(16, 128, 2, 2).expect("it can work");

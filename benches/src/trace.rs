@@ -1,15 +1,15 @@
-//! The prompts of traces, as `terrace replay` reads them.
+//! The prompts of traces in the formats of `terrace replay`.
 
 use terrace_cache::Token;
 use terrace_kit::mixed;
 use terrace_replay::trace::{Trace, TraceBuilder};
 
-/// Tokens are below this, as those of usual models are.
+/// Upper bound of tokens, typical of models.
 pub(crate) const VOCABULARY: u64 = 128_000;
 
-/// The prompts of a trace, one after the other. Every token follows from its block and its place there, without
-/// a pattern, so that prompts take as long to hash and to compare as those of users. They have no more room than
-/// they need: giving back what is left of it is not for the cache to do, and would count as its time.
+/// Iterates over the prompts of a trace. Every token is a pseudo-random function of its block and
+/// place, so that prompts take as long to hash and to compare as real ones. They have no spare
+/// capacity: the cache would free it, and that would count as its time.
 pub fn prompts(trace: &Trace) -> impl Iterator<Item = Vec<Token>> {
     trace.requests().iter().map(|request| {
         let mut prompt = Vec::with_capacity(request.input_tokens as usize);
@@ -19,17 +19,17 @@ pub fn prompts(trace: &Trace) -> impl Iterator<Item = Vec<Token>> {
     })
 }
 
-/// Whole pages of all requests together: more than any cache of them can need.
+/// Returns the whole pages of all requests together: more than any cache of them needs.
 #[must_use]
 pub fn pages(trace: &Trace, page_size: u32) -> u32 {
     let pages = trace.requests().iter().map(|request| u64::from(request.input_tokens / page_size));
     u32::try_from(pages.sum::<u64>()).unwrap_or(u32::MAX)
 }
 
-/// Conversations that grow turn by turn behind a few common openings.
+/// Creates conversations that grow turn by turn behind a few shared prefixes.
 ///
 /// # Panics
-/// Never: they are always the same, and a trace can hold them.
+/// Never: the parameters are constant and valid.
 #[must_use]
 pub fn conversations() -> Trace {
     const BLOCK_TOKENS: u32 = 512;

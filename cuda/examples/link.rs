@@ -4,10 +4,11 @@
 //! cargo run --release -p terrace-cuda --example link
 //! ```
 //!
-//! Pages of every size from 4 KiB to 2 MiB go to the device and back, scattered, 2 GiB in one copy where memory allows and
-//! 128 MiB in one, by the copy kernel and by the copy engines; every byte is looked at. Then layers of a load-back are
-//! read while it is under way, and a page that was damaged on purpose must be found. The exit code is 1 if anything is
-//! wrong, or if there is no GPU; figures below their goals are shown, and are not wrong.
+//! Pages of every size from 4 KiB to 2 MiB go to the device and back, scattered, 2 GiB in one copy
+//! where memory allows and 128 MiB in one, by the copy kernel and by the copy engines; every byte
+//! is checked. Then layers of a load-back are read while it is under way, and a page corrupted on
+//! purpose must be detected. The exit code is 1 if a check fails or there is no GPU. Figures below
+//! their goals are reported and are not failures.
 
 #![allow(unsafe_code)]
 
@@ -27,14 +28,14 @@ use terrace_engine::{CopyError, CopyJob, CopyProgress, Device, KvForm, KvLayout,
 use terrace_l3::Arena;
 use terrace_scheduler::{CopyDirection, OpId};
 
-/// What is moved at once, where memory allows, and what is enough to see how soon copies start and end.
+/// Bytes of the largest copy, where memory allows, and bytes that suffice to measure latencies.
 const BYTES: usize = 2 << 30;
 const FEW_BYTES: usize = 128 << 20;
 const RUNS: usize = 3;
-/// What should be reached with the faster way for each size: GB/s each way, and both ways at once.
+/// Goals for the faster way at each size, in GB/s: one direction, and both at once.
 const GOAL_EACH: f64 = 51.0;
 const GOAL_BOTH: f64 = 90.0;
-/// Below this the copy engines take seconds.
+/// Smallest page for which the copy engines are measured: below, they take seconds.
 const ENGINES_FROM: usize = 64 << 10;
 const NEVER: CopyWays = CopyWays { to_device_batch_from: None, to_host_batch_from: None };
 const ALWAYS: CopyWays = CopyWays { to_device_batch_from: Some(1), to_host_batch_from: Some(1) };
@@ -63,7 +64,7 @@ fn run() -> Result<(), Failure> {
         "page", "way", "to device", "to host", "both ways", "to device", "to host"
     );
     println!("{:>10}  {:7}{GOAL_EACH:>11.1}{GOAL_EACH:>9.1}{GOAL_BOTH:>11.1}", "goal", "");
-    // Kept, since the pages of so much memory are not had at once.
+    // Kept across rounds, because allocating that much memory takes long.
     let mut read = Vec::new();
     let mut below = Vec::new();
     for page_bytes in [4, 16, 64, 256, 1024, 2048].map(|kib| kib << 10) {
@@ -80,7 +81,7 @@ fn run() -> Result<(), Failure> {
         let is_reached = best.iter().zip(goals).all(|(rate, goal)| *rate >= goal);
         below.extend((!is_reached).then(|| format!("{} KiB", page_bytes >> 10)));
     }
-    // Neither sizes nor addresses are multiples of anything.
+    // Unaligned sizes and addresses.
     Bench::new(&context, &room, 1000, layout(10_001, 1), NEVER, None)?
         .measure("kernel", &mut read)?;
     match below.is_empty() {
@@ -101,11 +102,12 @@ fn run() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Memory for the largest copy that there is memory for, with its bytes.
+/// Allocates room for the largest copy that memory allows, and returns its bytes.
 fn take_room(context: &Arc<Context>) -> Result<(Arc<Room>, usize), Failure> {
     let mut bytes = BYTES;
     loop {
-        // The smallest pages take the most, with what stores want before each.
+        // The smallest pages need the most host memory, because of the stores' headroom before
+        // each.
         let host_bytes = Room::host_bytes(u32::try_from(bytes >> 12)?, 4 << 10);
         match Room::new(context, host_bytes, bytes) {
             Ok(room) => return Ok((room, bytes)),
@@ -116,7 +118,7 @@ fn take_room(context: &Arc<Context>) -> Result<(Arc<Room>, usize), Failure> {
     }
 }
 
-/// Pages of so many bytes in so many layers.
+/// Returns a layout of pages of a size and number of layers.
 fn layout(bytes: usize, layers: usize) -> KvLayout {
     let form = KvForm::Vector { elements: bytes / layers };
     KvLayout { slabs: vec![Slab { layers: 0..layers, dtype: KvType::U8, form }] }
@@ -140,7 +142,7 @@ struct Bench {
     pages: usize,
 }
 
-/// A copy to be started, and what will be told of it.
+/// A copy to start, and its progress and result.
 struct Started {
     job: CopyJob<CudaFence>,
     progress: CopyProgress,
@@ -170,13 +172,13 @@ impl Bench {
         self.device.layout().bytes()
     }
 
-    /// The host page of the n-th device page: all over the place, and another one every turn.
+    /// Returns the host page of the n-th device page: scattered, and different in each turn.
     fn host_page(&self, n: usize, turn: usize) -> usize {
-        // A prime that divides no number of pages here: every page is one device page's.
+        // A prime that divides no page count used here, so the mapping is one to one.
         (n * 7919 + turn * 31) % self.pages
     }
 
-    /// A copy of some device pages and their host pages of a turn.
+    /// Creates a copy of some device pages and their host pages of a turn.
     fn job(&self, direction: CopyDirection, pages: Range<usize>, turn: usize) -> Started {
         let (sender, done) = mpsc::channel();
         let progress = CopyProgress::new(OpId(0));
@@ -221,12 +223,12 @@ impl Bench {
         self.device.host().expect("a device with host pages")
     }
 
-    /// The slot of the host page of the n-th device page in a turn.
+    /// Returns the slot of the host page of the n-th device page in a turn.
     fn host_slot(&self, n: usize, turn: usize) -> u32 {
         self.host_pages.as_slice()[self.host_page(n, turn)].slot()
     }
 
-    /// Fills the host pages, each as the page of a device page in a turn.
+    /// Fills the host pages with the content of their device pages in a turn.
     fn fill_host(&self, turn: usize) -> Result<(), Failure> {
         in_parallel(self.pages, |n| {
             let page = self.host().target(self.host_slot(n, turn));
@@ -241,7 +243,7 @@ impl Bench {
         })
     }
 
-    /// Looks at the device's own memory, past all of our copies.
+    /// Checks device memory by a plain driver copy.
     fn check_device(&self, read: &mut Vec<u8>) -> Result<(), Failure> {
         let page_bytes = self.page_bytes();
         read.resize(read.len().max(self.pages * page_bytes), 0);
@@ -254,7 +256,8 @@ impl Bench {
         })
     }
 
-    /// Checks both ways, measures them, prints a line, and returns the rates: to device, to host, and both ways.
+    /// Checks and measures both ways, prints a line, and returns the rates: to device, to host, and
+    /// both at once.
     fn measure(&self, way: &str, read: &mut Vec<u8>) -> Result<[f64; 3], Failure> {
         let all = 0..self.pages;
         let few = 0..self.pages.min(FEW_BYTES / self.page_bytes());
@@ -295,7 +298,8 @@ impl Bench {
     }
 }
 
-/// A stream reads the last page of a load-back layer by layer while it comes, and no thread waits for layers.
+/// Reads the last page of a load-back layer by layer in a stream while it arrives, without a
+/// waiting thread.
 fn read_layers_while_they_come(context: &Arc<Context>, room: &Arc<Room>) -> Result<(), Failure> {
     const LAYERS: usize = 32;
     let bench = Bench::new(context, room, 64, layout(2 << 20, LAYERS), NEVER, None)?;
@@ -306,7 +310,8 @@ fn read_layers_while_they_come(context: &Arc<Context>, room: &Arc<Room>) -> Resu
     let last = bench.pages - 1;
     let at = memory.address(bench.device_pages.as_slice()[last]);
     let mut seen = vec![0_u8; bench.page_bytes()];
-    // SAFETY: the memory lives until it is unpinned at the end of this function, when the stream has been drained.
+    // SAFETY: the memory lives until it is unpinned at the end of this function, after the stream
+    // has been drained.
     let pinned = unsafe { bench.device.pin(std::ptr::NonNull::from(&mut seen[0]), seen.len())? };
     let Started { job, progress, done } = bench.job(CopyDirection::LoadBack, 0..bench.pages, 0);
     bench.device.start_copy(job);
@@ -314,8 +319,8 @@ fn read_layers_while_they_come(context: &Arc<Context>, room: &Arc<Room>) -> Resu
     for (layer, part) in seen.chunks_mut(layer_bytes).enumerate() {
         memory.wait_for_layer(steps, &progress, layer)?;
         let from = at.offset(layer * layer_bytes);
-        // SAFETY: the part is pinned and not touched before the stream is drained; the page is not written to where it
-        // has arrived.
+        // SAFETY: the part is pinned and not touched before the stream is drained. A layer of the
+        // page is not written to after it has arrived.
         unsafe { result::memcpy_dtoh_async(part, from.0, steps.raw())? };
     }
     let handed_over = began.elapsed();
@@ -324,7 +329,7 @@ fn read_layers_while_they_come(context: &Arc<Context>, room: &Arc<Room>) -> Resu
     let read = began.elapsed();
     done.recv()??;
     drop(pinned);
-    // SAFETY: nobody uses it any more.
+    // SAFETY: the stream is no longer used.
     unsafe { result::stream::destroy(steps.raw())? };
     check(&seen, last, "the device, read while it came")?;
     let [handed_over, read] = [handed_over, read].map(|time| time.as_secs_f64() * 1e3);
@@ -334,7 +339,7 @@ fn read_layers_while_they_come(context: &Arc<Context>, room: &Arc<Room>) -> Resu
     Ok(())
 }
 
-/// Pages that are damaged on purpose are found, both ways, and others are not complained of.
+/// Checks that pages corrupted on purpose are detected in both directions, without false alarms.
 fn find_damage(context: &Arc<Context>, room: &Arc<Room>) -> Result<(), Failure> {
     let canary = Some(CanaryConfig { one_page_in: 4 });
     let bench = Bench::new(context, room, 64, layout(100_001, 1), NEVER, canary)?;
@@ -359,7 +364,7 @@ fn find_damage(context: &Arc<Context>, room: &Arc<Room>) -> Result<(), Failure> 
     Ok(())
 }
 
-/// Does something with every page on all processors.
+/// Calls a function for every page on all processors.
 fn in_parallel(
     pages: usize,
     each: impl Fn(usize) -> Result<(), String> + Sync,
@@ -376,7 +381,7 @@ fn in_parallel(
     })
 }
 
-/// What is in a page: a function of the page and the place, in words of 8 bytes.
+/// Returns the 8 bytes at a place in a page: a function of page and place.
 fn word(page: usize, place: usize) -> [u8; 8] {
     ((page as u64) << 32 | place as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()
 }

@@ -1,30 +1,32 @@
 // Attention over pages, on tensor cores.
 //
-// What a query finds depends on its position and the keys before it alone, to the bit, whichever kernel computes
-// it and what is computed beside it: keys are visited in tiles of TILE at fixed positions; every SEGMENT keys, a definition that
-// comes with the model's sizes, the softmax begins afresh, and segments are joined in their order. `attend` computes all segments of many
-// queries, `attend_few` one segment of a few, so that long contexts are split over the device, and `join` joins
-// those. Sums over the keys of a tile are kept apart for each PART keys, because `attend_few` gives these to
-// different warps.
+// The result of a query depends on its position and the keys up to it alone, to the bit. It does
+// not depend on the kernel or on the rest of the batch. Keys are visited in tiles of TILE at fixed
+// positions. The softmax restarts every SEGMENT keys (a definition passed with the model's sizes),
+// and segments are joined in order. `attend` computes all segments of many queries; `attend_few`
+// computes one segment of a few queries, so that long contexts are spread over the device; `join`
+// joins those segments. Sums over the keys of a tile are kept separately for each PART keys,
+// because `attend_few` assigns these to different warps.
 
 #define TILE 64
 #define PART 16
-// Elements of a head, as tensor cores want them.
+// Elements of a head, rounded up for tensor cores.
 #define DEPTH ((HEAD_DIM + 15) / 16 * 16)
 #define CHUNKS (DEPTH / 8)
-// A power of two of chunks change places, as many as fit into a row without a rest, so that none leaves its row.
+// The swizzle permutes groups of a power of two of chunks: the largest group that divides a row
+// evenly, so that no chunk leaves its row.
 #define SWIZZLE (CHUNKS % 8 == 0 ? 7 : CHUNKS % 4 == 0 ? 3 : 1)
 #define QUERIES_WIDTH (KV_HEADS * GROUP * HEAD_DIM)
 #define QKV_WIDTH (KV_HEADS * (GROUP + 2) * HEAD_DIM)
 
-// Consecutive tokens of a sequence, and which of the keys they look at.
+// Consecutive tokens of a sequence, and the range of keys that they attend to.
 struct Item {
     u32 row;          // of the page table
     u32 first_token;  // in the batch
     u32 tokens;
     u32 position;     // of the first token
     u32 keys_from, keys_end;
-    u32 partial;      // where what was found is put if others have to be joined to it, or WHOLE; then it is one segment
+    u32 partial;      // place of the partial result, or WHOLE for a final result; a partial result covers one segment
     u32 unused;
 };
 #define WHOLE 0xffffffffu
@@ -59,18 +61,19 @@ __device__ __forceinline__ void put_shared(u32 address, u32 value) {
 
 #endif
 
-// Where eight elements of a row lie in shared memory, spread over its banks.
+// Address of eight elements of a row in shared memory, swizzled over its banks.
 __device__ __forceinline__ u32 spot(u32 row, u32 chunk) { return (row * CHUNKS + (chunk ^ (row & SWIZZLE))) * 16; }
 
-// Where what a row has found in a segment is left to be joined: its highest score, the sum of its weights, and what it
-// found. Items take room in units of FEW_ROWS rows.
-__device__ __forceinline__ float *left_by(float *partials, u32 partial, u32 units, u32 kv_head, u32 row) {
+// Address of the partial result of a row in a segment: its highest score, the sum of its weights,
+// and the weighted values. Items take space in units of FEW_ROWS rows.
+__device__ __forceinline__ float *partial_at(float *partials, u32 partial, u32 units, u32 kv_head, u32 row) {
     return partials + (((u64)partial * KV_HEADS + kv_head * units) * FEW_ROWS + row) * (DEPTH + 2);
 }
 
-// Brings the queries of an item's rows, zeros where there is none. A row is a token's query head of the group.
+// Loads the queries of an item's rows, and zeros for missing rows. A row is one query head of a
+// token's group.
 template <int ROWS, int THREADS>
-__device__ __forceinline__ void bring_queries(u32 to, const u16 *qkv, const Item &item, u32 kv_head) {
+__device__ __forceinline__ void load_queries(u32 to, const u16 *qkv, const Item &item, u32 kv_head) {
     for (u32 at = threadIdx.x; at < ROWS * CHUNKS; at += THREADS) {
         u32 row = at / CHUNKS, chunk = at % CHUNKS, token = row / GROUP, head = kv_head * GROUP + row % GROUP;
         bool is_there = token < item.tokens && chunk * 8 < HEAD_DIM;
@@ -79,9 +82,9 @@ __device__ __forceinline__ void bring_queries(u32 to, const u16 *qkv, const Item
     }
 }
 
-// Brings a tile's keys, or its values, zeros from `end` on.
+// Loads a tile's keys or values, and zeros from `end` on.
 template <int THREADS>
-__device__ __forceinline__ void bring_tile(
+__device__ __forceinline__ void load_tile(
     u32 to, const Pages &pages, const Item &item, u32 kv_head, u32 is_value, u32 tile_start) {
     const u8 *layer = pages.kv + pages.layer_offset;
     const u32 *table = pages.table + (u64)item.row * pages.row_entries;
@@ -98,13 +101,13 @@ __device__ __forceinline__ void bring_tile(
     }
 }
 
-// What a row has found in a segment so far.
+// Running softmax state of a row in a segment.
 struct Running {
     float highest;
     float sums[TILE / PART];
 };
 
-// Joins what was found in the next segment: `found` with its highest score and its sum of weights.
+// Joins the result of the next segment: `found` with its highest score and its sum of weights.
 struct Joined {
     float highest, sum;
 };
@@ -118,19 +121,19 @@ __device__ __forceinline__ float2 join_weights(Joined &joined, float highest, fl
 __device__ __forceinline__ float join_found(float joined, float found, float2 weights) {
     return __fmaf_rn(joined, weights.x, __fmul_rn(found, weights.y));
 }
-// The sum of a row's weights over the four threads that have its columns.
+// Returns the sum of a row's weights over the four threads that hold its columns.
 __device__ __forceinline__ float over_quad(float part) {
     part = __fadd_rn(part, __shfl_xor_sync(~0u, part, 1));
     return __fadd_rn(part, __shfl_xor_sync(~0u, part, 2));
 }
-// The same over all parts of its tiles.
+// Returns the sum over all parts of the tiles.
 __device__ __forceinline__ float segment_sum(const Running &running) {
     float sum = 0.0f;
     for (int part = 0; part < TILE / PART; part++) sum = __fadd_rn(sum, over_quad(running.sums[part]));
     return sum;
 }
-// Joins a row's segment to those before, which are kept at `kept`: `found` has what all of them come to. A thread has
-// some columns of two rows.
+// Joins a row's segment to the previous ones, which are stored at `kept`; `found` then holds the
+// total. A thread holds some columns of two rows.
 __device__ __forceinline__ void join_segment(
     Joined &joined, const Running &running, int half, float (*found)[4], float *kept, bool is_first) {
     float2 both = join_weights(joined, running.highest, segment_sum(running));
@@ -144,31 +147,32 @@ __device__ __forceinline__ void join_segment(
         found[block][half * 2] = before.x, found[block][half * 2 + 1] = before.y;
     }
 }
-// What a row writes in the end. Adding zero makes negative zeros positive.
-__device__ __forceinline__ float in_the_end(float found, float share) { return __fadd_rn(__fmul_rn(found, share), 0.0f); }
+// Returns the final value of an element. Adding zero turns negative zeros into positive ones.
+__device__ __forceinline__ float final_value(float found, float share) { return __fadd_rn(__fmul_rn(found, share), 0.0f); }
 
-// Scores are kept times this: the power of two of them is what the softmax wants.
+// Returns the scale of scores: the softmax uses powers of two.
 __device__ __forceinline__ float score_scale() { return 1.4426950408889634f / sqrtf((float)HEAD_DIM); }
 
-// The weight of a score.
+// Returns the weight of a score.
 __device__ __forceinline__ float weight_of(float score, float scale, float highest) {
     return power_of_two(__fmaf_rn(score, scale, -highest));
 }
-// The highest score to take weights by, where a row has seen none yet.
+// Returns the reference score for weights; 0 for a row without visible keys so far.
 __device__ __forceinline__ float reference(float highest) { return highest == -INFINITE ? 0.0f : highest; }
 
 #define ROWS 128
 #define THREADS 256
 #define STAGES 2
 
-// Writes what a row of many has found, or leaves it to be joined: a thread has some elements of two rows.
+// Writes a row's result, or stores it as a partial result. A thread holds some elements of two
+// rows.
 __device__ __forceinline__ void put_row(
     const Item &item, u32 kv_head, u32 row, u32 column, int half, float highest, float sum, const float (*found)[4],
     u16 *found_out, float *partials) {
     u32 token = row / GROUP;
     if (token >= item.tokens) return;
     if (item.partial != WHOLE) {
-        float *to = left_by(partials, item.partial, ROWS / FEW_ROWS, kv_head, row);
+        float *to = partial_at(partials, item.partial, ROWS / FEW_ROWS, kv_head, row);
         if (column == 0) *(float2 *)to = make_float2(highest, sum);
 #pragma unroll
         for (int block = 0; block < DEPTH / 8; block++)
@@ -181,7 +185,7 @@ __device__ __forceinline__ void put_row(
     for (int block = 0; block < DEPTH / 8; block++)
         if (block * 8 < HEAD_DIM)
             *(u32 *)(to + block * 8 + column) =
-                pair_of(in_the_end(found[block][half * 2], share), in_the_end(found[block][half * 2 + 1], share));
+                pair_of(final_value(found[block][half * 2], share), final_value(found[block][half * 2 + 1], share));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -193,15 +197,15 @@ attend(const u16 *qkv, u16 *found_out, Pages pages, const Item *items, float *pa
     float *joined_found = (float *)(memory + ROWS * DEPTH * 2 + STAGES * 2 * TILE_BYTES);
     u32 item_count = gridDim.x / KV_HEADS;
     Item item = items[blockIdx.x % item_count];
-    // One head after the other, so that its keys and values stay in the second-level cache.
+    // Blocks of one head are consecutive, so that its keys and values stay in the L2 cache.
     u32 kv_head = blockIdx.x / item_count;
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, quad = lane / 4, column = lane % 4 * 2;
     float scale = score_scale();
 
-    bring_queries<ROWS, THREADS>(queries_at, qkv, item, kv_head);
-    bring_tile<THREADS>(tiles_at, pages, item, kv_head, 0, item.keys_from);
+    load_queries<ROWS, THREADS>(queries_at, qkv, item, kv_head);
+    load_tile<THREADS>(tiles_at, pages, item, kv_head, 0, item.keys_from);
     end_group();
-    bring_tile<THREADS>(tiles_at + TILE_BYTES, pages, item, kv_head, 1, item.keys_from);
+    load_tile<THREADS>(tiles_at + TILE_BYTES, pages, item, kv_head, 1, item.keys_from);
     end_group();
     wait_for_groups<1>();
     __syncthreads();
@@ -210,7 +214,7 @@ attend(const u16 *qkv, u16 *found_out, Pages pages, const Item *items, float *pa
     for (int step = 0; step < DEPTH / 16; step++)
         load_four(queries[step], queries_at + spot(warp * 16 + lane % 16, step * 2 + lane / 16));
 
-    // This thread has some columns of two rows.
+    // This thread holds some columns of two rows.
     u32 positions[2];
     for (int half = 0; half < 2; half++)
         positions[half] = item.position + (warp * 16 + quad + half * 8) / GROUP;
@@ -233,10 +237,10 @@ attend(const u16 *qkv, u16 *found_out, Pages pages, const Item *items, float *pa
             for (int block = 0; block < DEPTH / 8; block++)
                 for (int at = 0; at < 4; at++) found[block][at] = 0.0f;
         }
-        // The next keys come while this tile's are looked at.
+        // The next keys are loaded while this tile is processed.
         if (tile + 1 < tile_count) {
             u32 next = tiles_at + (tile + 1) % STAGES * 2 * TILE_BYTES;
-            bring_tile<THREADS>(next, pages, item, kv_head, 0, tile_start + TILE);
+            load_tile<THREADS>(next, pages, item, kv_head, 0, tile_start + TILE);
             end_group();
             wait_for_groups<2>();
         } else {
@@ -300,10 +304,11 @@ attend(const u16 *qkv, u16 *found_out, Pages pages, const Item *items, float *pa
                 weights[block / 2][block % 2 * 2 + 1] = pair_of(each[2], each[3]);
             }
         }
-        // The values have come; the place of the next ones is free, because all have gone on from it.
+        // The values have arrived. All threads have left the buffer of the next ones, so it is
+        // free.
         if (tile + 1 < tile_count) {
             u32 next = tiles_at + (tile + 1) % STAGES * 2 * TILE_BYTES + TILE_BYTES;
-            bring_tile<THREADS>(next, pages, item, kv_head, 1, tile_start + TILE);
+            load_tile<THREADS>(next, pages, item, kv_head, 1, tile_start + TILE);
             end_group();
             wait_for_groups<2>();
         } else {
@@ -338,13 +343,13 @@ attend(const u16 *qkv, u16 *found_out, Pages pages, const Item *items, float *pa
     }
 }
 
-// At most FEW_ROWS rows, whose keys four warps share: each scores PART keys of a tile, and then each has some of the
-// elements that are found.
+// At most FEW_ROWS rows, whose keys four warps share. Each warp scores PART keys of a tile, and
+// then computes some of the output elements.
 #define FEW_THREADS 128
 #define FEW_STAGES 3
 
-// What a thread has of a few rows: some columns of two of them, a PART of each tile's scores for its warp, and BLOCKS times
-// eight of the elements that are found.
+// A thread's part of a few rows: some columns of two of them, one PART of each tile's scores for
+// its warp, and BLOCKS times eight output elements.
 template <int BLOCKS>
 struct Few {
     u32 warp, lane, quad, column;
@@ -361,7 +366,8 @@ struct Few {
             for (int at = 0; at < 4; at++) found[block][at] = 0.0f;
     }
 
-    // Hides what rows do not see, and tells the other warps the highest scores. They meet after that.
+    // Masks invisible keys and publishes the highest scores to the other warps. A barrier must
+    // follow.
     __device__ __forceinline__ void mask(float (*scores)[4], u32 tile_start, float (*highest_of)[FEW_ROWS]) const {
         for (int half = 0; half < 2; half++) {
             float own = -INFINITE;
@@ -377,8 +383,8 @@ struct Few {
         }
     }
 
-    // Makes weights of scores, for all warps. They meet after that.
-    __device__ __forceinline__ void soften(
+    // Converts scores to softmax weights for all warps. A barrier must follow.
+    __device__ __forceinline__ void softmax_weights(
         const float (*scores)[4], float scale, const float (*highest_of)[FEW_ROWS], u32 weights_at) {
         for (int half = 0; half < 2; half++) {
             u32 row = quad + half * 8;
@@ -399,20 +405,20 @@ struct Few {
         }
     }
 
-    // The weights of sixteen keys, as a product wants them.
+    // Loads the weights of sixteen keys as a matrix operand.
     __device__ __forceinline__ void load_weights(u32 *weights, u32 weights_at, int step) const {
         load_four(weights, weight_spot(weights_at, lane % 16, step * 2 + lane / 16));
     }
 
-    // Tells the other warps the sums of weights. They meet after that.
-    __device__ __forceinline__ void tell_sums(float (*sum_of)[FEW_ROWS]) const {
+    // Publishes the sums of weights to the other warps. A barrier must follow.
+    __device__ __forceinline__ void publish_sums(float (*sum_of)[FEW_ROWS]) const {
         for (int half = 0; half < 2; half++) {
             float sum = over_quad(sums[half]);
             if (lane % 4 == 0) sum_of[warp][quad + half * 8] = sum;
         }
     }
 
-    // Writes what the rows have found, or leaves it to be joined.
+    // Writes the rows' results, or stores them as partial results.
     __device__ __forceinline__ void put(
         const Item &item, u32 kv_head, const float (*sum_of)[FEW_ROWS], u16 *found_out, float *partials) const {
         for (int half = 0; half < 2; half++) {
@@ -428,9 +434,9 @@ struct Few {
                     if (item.partial == WHOLE) {
                         float share = 1.0f / sum;
                         u64 to = (u64)(item.first_token + token) * QUERIES_WIDTH + head * HEAD_DIM + element;
-                        *(u32 *)(found_out + to) = pair_of(in_the_end(first, share), in_the_end(second, share));
+                        *(u32 *)(found_out + to) = pair_of(final_value(first, share), final_value(second, share));
                     } else {
-                        float *to = left_by(partials, item.partial, 1, kv_head, row);
+                        float *to = partial_at(partials, item.partial, 1, kv_head, row);
                         *(float2 *)(to + 2 + element) = make_float2(first, second);
                         if (element == 0) *(float2 *)to = make_float2(highest[half], sum);
                     }
@@ -461,13 +467,13 @@ attend_few(
         Item item = items[job / KV_HEADS];
         u32 kv_head = job % KV_HEADS;
         u32 tile_count = (item.keys_end - item.keys_from + TILE - 1) / TILE;
-        bring_queries<FEW_ROWS, FEW_THREADS>(queries_at, qkv, item, kv_head);
+        load_queries<FEW_ROWS, FEW_THREADS>(queries_at, qkv, item, kv_head);
 #pragma unroll
         for (u32 stage = 0; stage < FEW_STAGES - 1; stage++) {
             if (stage < tile_count) {
                 u32 to = tiles_at + stage * 2 * TILE_BYTES, from = item.keys_from + stage * TILE;
-                bring_tile<FEW_THREADS>(to, pages, item, kv_head, 0, from);
-                bring_tile<FEW_THREADS>(to + TILE_BYTES, pages, item, kv_head, 1, from);
+                load_tile<FEW_THREADS>(to, pages, item, kv_head, 0, from);
+                load_tile<FEW_THREADS>(to + TILE_BYTES, pages, item, kv_head, 1, from);
             }
             end_group();
         }
@@ -481,8 +487,8 @@ attend_few(
             u32 ahead = tile + FEW_STAGES - 1;
             if (ahead < tile_count) {
                 u32 to = tiles_at + ahead % FEW_STAGES * 2 * TILE_BYTES, from = item.keys_from + ahead * TILE;
-                bring_tile<FEW_THREADS>(to, pages, item, kv_head, 0, from);
-                bring_tile<FEW_THREADS>(to + TILE_BYTES, pages, item, kv_head, 1, from);
+                load_tile<FEW_THREADS>(to, pages, item, kv_head, 0, from);
+                load_tile<FEW_THREADS>(to + TILE_BYTES, pages, item, kv_head, 1, from);
             }
             end_group();
 
@@ -497,7 +503,7 @@ attend_few(
             }
             few.mask(scores, tile_start, highest_of);
             __syncthreads();
-            few.soften(scores, scale, highest_of, weights_at);
+            few.softmax_weights(scores, scale, highest_of, weights_at);
             __syncthreads();
 #pragma unroll
             for (int step = 0; step < TILE / 16; step++) {
@@ -516,7 +522,7 @@ attend_few(
                 }
             }
         }
-        few.tell_sums(sum_of);
+        few.publish_sums(sum_of);
         wait_for_groups<0>();
         __syncthreads();
         few.put(item, kv_head, sum_of, found_out, partials);
@@ -524,26 +530,26 @@ attend_few(
     }
 }
 
-// Joins the segments of rows, in their order.
+// Joins the segments of rows, in order.
 struct Segments {
     u32 first_token, tokens, first_partial, count;
-    u32 units;  // of room, for each segment
+    u32 units;  // of space, for each segment
     u32 unused[3];
 };
 
 #define JOIN_THREADS 256
-// Segments whose results are on their way at once.
+// Number of segments whose results are in flight at once.
 #define JOIN_AHEAD 8
 
 extern "C" __global__ void __launch_bounds__(JOIN_THREADS)
 join(const float *partials, const Segments *all, const u32 *counts, u16 *found_out) {
-    let_the_next_kernel_begin();
-    // A thread has two elements of a row.
+    launch_next_kernel();
+    // A thread computes two elements of a row.
     const u32 PAIRS = HEAD_DIM / 2, ROWS_AT_ONCE = JOIN_THREADS / PAIRS;
     u32 element = threadIdx.x % PAIRS * 2, slot = threadIdx.x / PAIRS;
-    // How many there are, and how many rows the largest has.
+    // The number of joins, and the number of rows of the largest.
     u32 rows = counts[1], jobs = slot < ROWS_AT_ONCE ? counts[0] * KV_HEADS * rows : 0;
-    after_the_kernel_before();
+    wait_for_previous_kernel();
     for (u32 job = blockIdx.x * ROWS_AT_ONCE + slot; job < jobs; job += gridDim.x * ROWS_AT_ONCE) {
         Segments segments = all[job / (KV_HEADS * rows)];
         u32 kv_head = job / rows % KV_HEADS, row = job % rows, token = row / GROUP;
@@ -556,7 +562,7 @@ join(const float *partials, const Segments *all, const u32 *counts, u16 *found_o
             for (u32 at = 0; at < JOIN_AHEAD; at++) {
                 if (first + at >= segments.count) break;
                 u32 partial = segments.first_partial + (first + at) * segments.units;
-                const float *from = left_by((float *)partials, partial, segments.units, kv_head, row);
+                const float *from = partial_at((float *)partials, partial, segments.units, kv_head, row);
                 tops[at] = *(const float2 *)from, founds[at] = *(const float2 *)(from + 2 + element);
             }
 #pragma unroll
@@ -568,6 +574,6 @@ join(const float *partials, const Segments *all, const u32 *counts, u16 *found_o
         }
         float share = 1.0f / joined.sum;
         u64 to = (u64)(segments.first_token + token) * QUERIES_WIDTH + (kv_head * GROUP + row % GROUP) * HEAD_DIM;
-        *(u32 *)(found_out + to + element) = pair_of(in_the_end(found.x, share), in_the_end(found.y, share));
+        *(u32 *)(found_out + to + element) = pair_of(final_value(found.x, share), final_value(found.y, share));
     }
 }

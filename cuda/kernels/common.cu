@@ -1,27 +1,27 @@
-// What all kernels share. Sources are put one behind the other and compiled together, without any headers:
-// the sizes of the model come as definitions (HEAD_DIM, GROUP, PAGE_SIZE, ...). What needs PTX is left out ON_CPU,
-// where tests have something in its place.
+// Declarations shared by all kernels. The sources are concatenated and compiled together, without
+// headers. The sizes of the model are passed as definitions (HEAD_DIM, GROUP, PAGE_SIZE, ...). Code
+// that needs PTX is excluded ON_CPU, where tests substitute it.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// Hopper has kernels of its own; tests say by themselves whether they want those.
+// Hopper has separate kernels; tests define HOPPER themselves.
 #if __CUDA_ARCH__ == 900
 #define HOPPER
 #endif
 
 #define INFINITE __int_as_float(0x7f800000)
 
-// The two numbers of a pair of bf16.
+// The two halves of a pair of bf16.
 __device__ __forceinline__ float low(u32 pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
 __device__ __forceinline__ float wide(u16 number) { return __uint_as_float((u32)number << 16); }
 
 #ifndef ON_CPU
 
-// A pair of bf16, rounded to the nearest.
+// A pair of bf16, rounded to nearest.
 __device__ __forceinline__ u32 pair_of(float low, float high) {
     u32 pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -34,7 +34,7 @@ __device__ __forceinline__ float power_of_two(float exponent) {
     return power;
 }
 
-// Copies 16 bytes to shared memory in the background; zeros if there is nothing to copy.
+// Copies 16 bytes to shared memory asynchronously, or zeros if there is no source.
 __device__ __forceinline__ void copy_behind(u32 to, const void *from, bool is_there) {
     int bytes = is_there ? 16 : 0;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
@@ -42,7 +42,7 @@ __device__ __forceinline__ void copy_behind(u32 to, const void *from, bool is_th
 
 __device__ __forceinline__ void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most so many groups of copies are on their way.
+// Waits until at most GROUPS groups of copies are in flight.
 template <int GROUPS>
 __device__ __forceinline__ void wait_for_groups() {
     asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
@@ -50,30 +50,32 @@ __device__ __forceinline__ void wait_for_groups() {
 
 #endif
 
-// Kernels of a step follow each other closely: one may begin before the one before it has ended, as far as it does without
-// what that one computes. This waits until that has ended, and what it has written can be seen.
-__device__ __forceinline__ void after_the_kernel_before() {
+// Kernels of a step overlap: a kernel may start before the one before it has ended, up to the point
+// where it needs that kernel's results. This call waits until the previous kernel has ended and its
+// writes are visible.
+__device__ __forceinline__ void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-__device__ __forceinline__ void let_the_next_kernel_begin() {
+__device__ __forceinline__ void launch_next_kernel() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-// For those that do nothing without it.
+// For kernels that need the previous kernel's results from the start.
 __device__ __forceinline__ void follow() {
-    let_the_next_kernel_begin();
-    after_the_kernel_before();
+    launch_next_kernel();
+    wait_for_previous_kernel();
 }
 
 __device__ __forceinline__ u16 narrow(float number) { return (u16)pair_of(number, 0.0f); }
 
-// As it is after it was kept in bf16.
+// Rounds a number to bf16 and back.
 __device__ __forceinline__ float rounded(float number) { return wide(narrow(number)); }
 
-// The sum over a block of `WARPS` warps, the same to the bit whoever else is there. All threads get it.
+// Returns the sum over a block of `WARPS` warps to all threads. The order of summation is fixed, so
+// the result is the same to the bit.
 template <int WARPS>
 __device__ __forceinline__ float block_sum(float part, float *shared) {
     for (int step = 16; step > 0; step >>= 1) part += __shfl_xor_sync(~0u, part, step);

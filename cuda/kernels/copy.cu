@@ -4,7 +4,7 @@
 
 typedef unsigned long long u64;
 
-// Where a piece goes and where it comes from.
+// Destination and source of a piece.
 struct Pair {
   u64 to;
   u64 from;
@@ -12,16 +12,16 @@ struct Pair {
 
 static_assert(sizeof(Pair) == 16, "lists are written by the host");
 
-// A warp moves so much at a time: four loads of 16 bytes are in flight in each lane, which hides the way over the
-// link.
+// Bytes that a warp moves at a time: four loads of 16 bytes in flight in each lane, which hides the
+// latency of the link.
 constexpr unsigned WARP_LANES = 32;
 constexpr unsigned LOADS = 4;
 constexpr unsigned CHUNK_BYTES = WARP_LANES * 16 * LOADS;
 
-// All lanes of a warp copy `bytes` bytes, no more than a chunk.
+// Copies `bytes` bytes with all lanes of a warp; at most a chunk.
 __device__ __forceinline__ void copy_chunk(u64 to, u64 from, unsigned bytes, unsigned lane) {
   if ((to | from) % 16 != 0) {
-    // Nothing wider than a byte is sure to be aligned on both sides.
+    // Only single bytes are aligned on both sides.
     for (unsigned at = lane; at < bytes; at += WARP_LANES) {
       reinterpret_cast<char *>(to)[at] = reinterpret_cast<const char *>(from)[at];
     }
@@ -44,9 +44,9 @@ __device__ __forceinline__ void copy_chunk(u64 to, u64 from, unsigned bytes, uns
   }
 }
 
-// Copies `bytes` bytes from `offset` on of every piece of a list. Warps take chunks in turn, whatever piece they are of; their
-// number fits in 32 bits, or eight terabytes would be copied at once. Blocks are small, with few registers: they have room
-// beside those of steps.
+// Copies `bytes` bytes from `offset` on of every piece of a list. Warps take chunks in turn across
+// pieces. The chunk count fits in 32 bits unless a copy exceeds eight terabytes. Blocks are small
+// and use few registers, so that they fit beside the blocks of steps.
 extern "C" __global__ void __launch_bounds__(256, 8)
     copy_parts(const Pair *list, unsigned pairs, u64 offset, u64 bytes) {
   unsigned lane = threadIdx.x % WARP_LANES;
@@ -70,7 +70,7 @@ struct Fetched {
   } pieces[FETCHED_MAX];
 };
 
-// Copies a few pieces, a block for each: lists come to the device so.
+// Copies a few pieces, one block for each. Lists are uploaded this way.
 extern "C" __global__ void __launch_bounds__(1024) fetch(const __grid_constant__ Fetched fetched) {
   u64 to = fetched.pieces[blockIdx.x].to, from = fetched.pieces[blockIdx.x].from, bytes = fetched.pieces[blockIdx.x].bytes;
   unsigned lane = threadIdx.x % WARP_LANES;
@@ -82,7 +82,8 @@ extern "C" __global__ void __launch_bounds__(1024) fetch(const __grid_constant__
   }
 }
 
-// What a word adds to the checksum of its page. The same is written in Rust, and must stay the same.
+// Returns the contribution of a word to the checksum of its page. Must match the Rust
+// implementation.
 __device__ __forceinline__ u64 mixed(u64 word, u64 place) {
   u64 mix = (word ^ (place + 1) * 0x9e3779b97f4a7c15ull) * 0xd6e8feb86659fd93ull;
   mix ^= mix >> 32;
@@ -90,7 +91,8 @@ __device__ __forceinline__ u64 mixed(u64 word, u64 place) {
   return mix ^ mix >> 32;
 }
 
-// The checksums of the first piece of every pair, a block for each. Words are of 8 bytes, the last filled up with zeros.
+// Computes the checksum of the first piece of every pair, one block for each. Words have 8 bytes;
+// the last is padded with zeros.
 extern "C" __global__ void __launch_bounds__(256)
     checksums(const Pair *list, u64 bytes, u64 *sums) {
   __shared__ u64 parts[256];

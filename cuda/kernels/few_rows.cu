@@ -1,17 +1,18 @@
-// Products of a matrix with few rows on Hopper. What they take is the time to read the matrix once, so every
-// multiprocessor reads a part of it, and the sum over inputs is not split: it is the sum that cuBLASLt's algorithms
-// without splitting compute, to the bit.
+// Products of a matrix with few rows on Hopper. Their time is that of one read of the matrix, so
+// every multiprocessor reads a part of it. The sum over inputs is not split, so results equal those
+// of cuBLASLt's algorithms without splitting, to the bit.
 
 #ifdef HOPPER
 
-// Rows that are computed, as the instructions want them; what is in those that were not brought does not matter.
+// Rows of an instruction. The content of unused rows does not matter.
 #define PRODUCT_ROWS 64
-// Inputs of a part: 128 bytes, swizzled, eight rows or outputs one behind the other.
+// Inputs of a part: 128 bytes, swizzled, with eight rows or outputs in sequence.
 #define PART_INPUTS 64
 #define PART_ROW_BYTES 128
-// Blocks that share rows: each brings half of them for both. With four, not all multiprocessors would have a block.
+// Blocks that share rows: each loads half of them for both. With four, some multiprocessors would
+// have no block.
 #define SHARERS 2
-// Four warps compute, one has weights copied, and one rows.
+// Four warps compute, one loads weights, and one loads rows.
 #define COMPUTING_THREADS 128
 #define PRODUCT_THREADS 192
 #define PRODUCT_BYTES_MAX (216 << 10)
@@ -20,7 +21,7 @@ __device__ __forceinline__ u64 described_part(u32 address) {
     return (u64)1 << 62 | (u64)(1024 >> 4) << 32 | (u64)1 << 16 | (address & 0x3ffff) >> 4;
 }
 
-// The sums of a tile of outputs: 32 at a time, and 16 that may be left.
+// The sums of a tile of outputs: 32 at a time, and a remainder of 16.
 template <int TILE_OUTPUTS>
 struct Sums {
     static constexpr int THIRTY_TWOS = TILE_OUTPUTS / 32;
@@ -35,18 +36,18 @@ struct Sums {
         if (HAS_SIXTEEN) multiply_outputs(last, rows, described_part(outputs_at + THIRTY_TWOS * 32 * PART_ROW_BYTES), adds);
     }
 
-    // Of eight outputs this thread has two, of two rows: the sums at 0 and 1, and at 2 and 3.
+    // This thread's sums of eight outputs: two outputs of two rows, at 0 and 1, and at 2 and 3.
     __device__ __forceinline__ const float *eight(int at) const {
         return at < THIRTY_TWOS * 4 ? &wide[at / 4][at % 4 * 4] : &last[(at - THIRTY_TWOS * 4) * 4];
     }
 };
 
-// What becomes of sums.
+// The form in which sums are stored.
 enum Outcome { KEPT_NARROW, KEPT_WIDE, GATED };
 
 template <int TILE_OUTPUTS, Outcome OUTCOME>
 struct Product {
-    // Gates and what they are for are two tiles.
+    // Gates and the values that they scale are two tiles.
     static constexpr int TILES = OUTCOME == GATED ? 2 : 1;
     static constexpr u32 WEIGHT_BYTES = TILES * TILE_OUTPUTS * PART_ROW_BYTES, ROW_BYTES = PRODUCT_ROWS * PART_ROW_BYTES;
     static constexpr u32 PARTS = TILES * TILE_OUTPUTS > 96 ? 1 : 2;
@@ -65,7 +66,7 @@ struct Product {
     __device__ __forceinline__ u32 turns() const { return (outputs + TILE_OUTPUTS * gridDim.x - 1) / (TILE_OUTPUTS * gridDim.x); }
     __device__ __forceinline__ u32 first_output(u32 turn) const { return (turn * gridDim.x + blockIdx.x) * TILE_OUTPUTS; }
 
-    // The copies of weights, or of rows, in their order: where the next one goes, and what it is of.
+    // Cursor over the copies of weights, or of rows, in order: the next destination and source.
     struct Next {
         u32 place, use, input, first_output;
 
@@ -80,7 +81,8 @@ struct Product {
         if (next.use > 0) wait(empty + next.place * 8, (next.use - 1) % 2);
     }
 
-    // Has all weights copied, as places become free: the first ones before the kernel before this one has ended.
+    // Issues the copies of all weights as buffers become free. The first ones start before the
+    // previous kernel has ended.
     __device__ __forceinline__ void send_weights() const {
         u32 all = steps() * turns(), bytes = PARTS * (WEIGHT_BYTES + SHARERS * rows_each * PART_ROW_BYTES);
         Next next = {0, 0, 0, first_output(0)};
@@ -98,11 +100,11 @@ struct Product {
         }
     }
 
-    // The same with rows: this block's share of them, to all who share them.
+    // Issues the copies of this block's share of the rows to all blocks that share them.
     __device__ __forceinline__ void send_rows(u32 sharer) const {
         u32 all = steps() * turns(), row = sharer * rows_each;
         Next next = {0, 0, 0, 0};
-        after_the_kernel_before();
+        wait_for_previous_kernel();
         for (u32 sent = 0; sent < all; sent++, next.advance(inputs)) {
             wait_for_place(next);
 #pragma unroll
@@ -111,7 +113,8 @@ struct Product {
                     rows_at(next.place, part) + row * PART_ROW_BYTES, rows, next.input + part * PART_INPUTS, row,
                     full + next.place * 8, (1 << SHARERS) - 1);
         }
-        // Whoever shares these rows tells this block that they are no longer needed: it has to be there until then.
+        // Waits until the sharing blocks have released these rows: this block must exist until
+        // then.
         for (u32 place = 0; place < PLACE_COUNT && place < all; place++) {
             u32 uses = (all - place + PLACE_COUNT - 1) / PLACE_COUNT;
             wait(empty + place * 8, (uses - 1) % 2);
@@ -140,7 +143,7 @@ struct Product {
                                 described_part(rows_at(place, part) + at),
                                 weights_at(place, part) + tile * TILE_OUTPUTS * PART_ROW_BYTES + at, step + part + at > 0);
                 end_products();
-                // Weights for its place are worth more than products that follow each other closely.
+                // Freeing a buffer for weights early matters more than back-to-back products.
                 wait_for_products<0>();
                 release(place);
             }
@@ -176,10 +179,10 @@ struct Product {
                 prepare(full + place * 8, 1);
                 prepare(empty + place * 8, SHARERS * 4);
             }
-            show_barriers();
+            publish_barriers();
         }
         wait_for_sharers();
-        let_the_next_kernel_begin();
+        launch_next_kernel();
         u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, senders = COMPUTING_THREADS / 32;
         if (warp < senders) {
             compute(out, row_count);
@@ -192,7 +195,7 @@ struct Product {
     }
 };
 
-// `outputs` are those of the outcome; there are as many rows as `rows_each` times those who share them.
+// `outputs` is the number of outputs after gating. The number of rows is `rows_each` times SHARERS.
 #define PRODUCT(NAME, TILE_OUTPUTS, OUTCOME)                                                                            \
     extern "C" __global__ void __cluster_dims__(SHARERS) __launch_bounds__(PRODUCT_THREADS, 1) NAME(                    \
         const __grid_constant__ Map weights, const __grid_constant__ Map rows, void *out, u32 inputs,                   \

@@ -1,27 +1,27 @@
-// Attention of many queries on Hopper's own tensor-core instructions: a producer brings tiles, two groups of four
-// warps look at them. It computes what `attend` computes, to the bit.
+// Attention of many queries with Hopper's tensor-core instructions: a producer warp loads tiles,
+// and two warp groups process them. The results equal those of `attend` to the bit.
 
 #if HEAD_DIM == 128 && PAGE_SIZE >= 8 && defined(HOPPER)
 
-// A tile is kept in halves of 64 elements, as the instructions want it: eight rows of 128 bytes, swizzled, and
-// the next eight rows behind them.
+// A tile is stored in halves of 64 elements, as the instructions require: eight rows of 128 bytes,
+// swizzled, followed by the next eight rows.
 #define HALF_BYTES (TILE * 128)
 #define TILE_BYTES (2 * HALF_BYTES)
 #define PLACES 8
 #define HOPPER_THREADS 384
 
-// Describes a part of shared memory: where it begins, and how far it is from each eight rows to the next, and from
-// one half to the other.
-__device__ __forceinline__ u64 described(u32 address) {
+// Returns the descriptor of a part of shared memory: its start, the distance between groups of
+// eight rows, and the distance between the halves.
+__device__ __forceinline__ u64 descriptor_of(u32 address) {
     return (u64)1 << 62 | (u64)(1024 >> 4) << 32 | (u64)(HALF_BYTES >> 4) << 16 | (address & 0x3ffff) >> 4;
 }
 
-// Tokens that are copied at once.
+// Tokens of one copy.
 #define BOX (PAGE_SIZE < TILE ? PAGE_SIZE : TILE)
-// Copies that a tile's keys, or its values, take: one for each half of each box.
+// Copies of a tile's keys, or of its values: one for each half of each box.
 #define COPIES (TILE / BOX * 2)
 
-// What a warp knows that has tiles copied: keys and values take places by turns.
+// State of the warp that loads tiles: keys and values use buffers in turn.
 struct Copies {
     const Map *map;
     const u32 *table;
@@ -30,14 +30,14 @@ struct Copies {
     u32 sent;
 };
 
-// Has the tiles of an item copied, as places become free. With WAITS, keys and values of the step itself are copied when
-// the kernel before this one has ended.
+// Loads the tiles of an item as buffers become free. With WAITS, keys and values of the step itself
+// are loaded only after the previous kernel has ended.
 template <bool WAITS>
 __device__ __forceinline__ void send(Copies &copies, const Item &item, u32 kv_head) {
     static_assert(COPIES <= 32, "a lane has one copy");
     u32 lane = threadIdx.x % 32, half = lane % 2, offset = lane / 2 * BOX;
     const u32 *table = copies.table + (u64)item.row * copies.row_entries;
-    // What is outside of the map is zero.
+    // Reads outside of the map return zero.
     auto block_of = [&](u32 tile_start) -> u32 {
         u32 position = tile_start + offset;
         if (lane >= COPIES || position >= item.keys_end) return 0x7ffffffe;
@@ -45,10 +45,10 @@ __device__ __forceinline__ void send(Copies &copies, const Item &item, u32 kv_he
     };
     u32 next = block_of(item.keys_from);
     for (u32 tile_start = item.keys_from; tile_start < item.keys_end; tile_start += TILE) {
-        // Looked up ahead, so that a place that becomes free is not kept waiting.
+        // Looked up ahead, so that a free buffer is filled at once.
         u32 block = next;
         next = block_of(tile_start + TILE);
-        if (WAITS && tile_start + TILE > item.position) after_the_kernel_before();
+        if (WAITS && tile_start + TILE > item.position) wait_for_previous_kernel();
 #pragma unroll
         for (u32 is_value = 0; is_value < 2; is_value++, copies.sent++) {
             u32 place = copies.sent % copies.places, turn = copies.sent / copies.places;
@@ -62,9 +62,9 @@ __device__ __forceinline__ void send(Copies &copies, const Item &item, u32 kv_he
     }
 }
 
-// Zeroes a tile's values from key `left` on, as far as they were copied. A page is copied as a whole, with what others have
-// left behind the sequence's last token, and no weight of zero makes up for a value that is not a number. `SHARING`
-// threads do this, and meet after it.
+// Zeroes a tile's values from key `left` on, as far as they were loaded. A page is loaded as a
+// whole, with stale data behind the sequence's last token, and a weight of zero times NaN is NaN.
+// `SHARING` threads do this; a barrier must follow.
 template <int SHARING>
 __device__ __forceinline__ void clear_tail(u32 values_at, u32 left, u32 thread) {
     u32 end = (left + BOX - 1) / BOX * BOX;
@@ -72,7 +72,7 @@ __device__ __forceinline__ void clear_tail(u32 values_at, u32 left, u32 thread) 
         put_zeros(at);
         put_zeros(at + HALF_BYTES);
     }
-    show_to_products();
+    publish_to_products();
 }
 
 extern "C" __global__ void __launch_bounds__(HOPPER_THREADS, 1)
@@ -87,21 +87,21 @@ attend_on_hopper(
     u32 full = shared_address(barriers), empty = full + PLACES * 8;
     u32 item_count = gridDim.x / KV_HEADS;
     Item item = items[blockIdx.x % item_count];
-    // One head after the other, so that its keys and values stay in the second-level cache.
+    // Blocks of one head are consecutive, so that its keys and values stay in the L2 cache.
     u32 kv_head = blockIdx.x / item_count;
     if (threadIdx.x == 0) {
         for (u32 place = 0; place < PLACES; place++) {
             prepare(full + place * 8, 1);
             prepare(empty + place * 8, 8);
         }
-        show_barriers();
+        publish_barriers();
     }
-    bring_queries<ROWS, HOPPER_THREADS>(queries_at, qkv, item, kv_head);
+    load_queries<ROWS, HOPPER_THREADS>(queries_at, qkv, item, kv_head);
     end_group();
     wait_for_groups<0>();
     __syncthreads();
     if (threadIdx.x < 128) {
-        give_registers<40>();
+        set_registers<40>();
         if (threadIdx.x < 32) {
             Copies copies = {&map, pages.table, pages.row_entries, layer * KV_HEADS * 2, tiles_at, full, empty, PLACES, 0};
             send<false>(copies, item, kv_head);
@@ -138,7 +138,7 @@ attend_on_hopper(
         u32 at = tile * 2;
         wait(full + at % PLACES * 8, at / PLACES % 2);
         begin_products();
-        u64 keys = described(tiles_at + at % PLACES * TILE_BYTES);
+        u64 keys = descriptor_of(tiles_at + at % PLACES * TILE_BYTES);
 #pragma unroll
         for (int step = 0; step < DEPTH / 16; step++)
             multiply_keys(scores, queries[step], keys + (step / 4 * HALF_BYTES + step % 4 * 32) / 16, step > 0);
@@ -148,7 +148,7 @@ attend_on_hopper(
         u32 at = tile * 2 + 1;
         wait(full + at % PLACES * 8, at / PLACES % 2);
         begin_products();
-        u64 values = described(tiles_at + at % PLACES * TILE_BYTES);
+        u64 values = descriptor_of(tiles_at + at % PLACES * TILE_BYTES);
 #pragma unroll
         for (int step = 0; step < TILE / 16; step++)
             multiply_values(found, weights[step], values + step * 2048 / 16, adds || step > 0);
@@ -157,8 +157,8 @@ attend_on_hopper(
     auto let_go = [&](u32 at) {
         if (lane == 0) arrive(empty + at % PLACES * 8);
     };
-    // Scores become weights.
-    auto soften = [&](u32 tile) {
+    // Converts scores to softmax weights.
+    auto softmax_weights = [&](u32 tile) {
         u32 tile_start = item.keys_from + tile * TILE;
         if (tile_start + TILE - 1 > first_of_warp) {
 #pragma unroll
@@ -211,7 +211,7 @@ attend_on_hopper(
     score(0);
     wait_for_products<0>();
     let_go(0);
-    soften(0);
+    softmax_weights(0);
     pack();
     bool adds = false;
     for (u32 tile = 0; tile + 1 < tile_count; tile++) {
@@ -225,10 +225,10 @@ attend_on_hopper(
             let_go(tile * 2 + 1);
             end_segment(tile < SEGMENT_TILES);
             begin_segment();
-            soften(tile + 1);
+            softmax_weights(tile + 1);
             adds = false;
         } else {
-            soften(tile + 1);
+            softmax_weights(tile + 1);
             wait_for_products<0>();
             let_go(tile * 2 + 1);
             correct();
@@ -238,7 +238,7 @@ attend_on_hopper(
     u32 last = tile_count * 2 - 1, left = item.keys_end - item.keys_from - (tile_count - 1) * TILE;
     if (left < TILE) {
         wait(full + last % PLACES * 8, last / PLACES % 2);
-        // Each four warps do it for themselves, so that they need not wait for the others.
+        // Each warp group clears its own copy, so that groups need not wait for each other.
         clear_tail<128>(tiles_at + last % PLACES * TILE_BYTES, left, threadIdx.x % 128);
         if (warp < 4) meet<1, 128>();
         else meet<2, 128>();
@@ -252,14 +252,14 @@ attend_on_hopper(
     }
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        // The accumulators are laid out as `attend` has them.
+        // The accumulators have the same layout as in `attend`.
         put_row(
             item, kv_head, warp * 16 + quad + half * 8, column, half, running[half].highest, sums[half],
             (const float(*)[4])found, found_out, partials);
     }
 }
 
-// `attend_few` with tiles that come by the copy engine: it computes the same, to the bit.
+// `attend_few` with tiles loaded by the copy engine. The results are the same to the bit.
 #define FEW_HOPPER_THREADS 160
 
 __device__ __forceinline__ void meet() { meet<1, 128>(); }
@@ -267,7 +267,7 @@ __device__ __forceinline__ u32 spot_in_tile(u32 row, u32 chunk) {
     return chunk / 8 * HALF_BYTES + row * 128 + ((chunk % 8) ^ (row % 8)) * 16;
 }
 
-// Queries are loaded again for every tile: what that saves of registers leaves room for a block of copies.
+// Queries are reloaded for every tile: the saved registers make room for another block.
 extern "C" __global__ void __launch_bounds__(FEW_HOPPER_THREADS, FEW_BLOCKS)
 attend_few_on_hopper(
     const u16 *qkv, u16 *found_out, Pages pages, const Item *items, const u32 *item_count, float *partials,
@@ -283,24 +283,24 @@ attend_few_on_hopper(
             prepare(full + place * 8, 1);
             prepare(empty + place * 8, 4);
         }
-        show_barriers();
+        publish_barriers();
     }
     __syncthreads();
-    let_the_next_kernel_begin();
+    launch_next_kernel();
     u32 jobs = *item_count * KV_HEADS;
     if (threadIdx.x >= 128) {
         Copies copies = {&map, pages.table, pages.row_entries, layer * KV_HEADS * 2, tiles_at, full, empty, FEW_PLACES, 0};
         for (u32 job = blockIdx.x; job < jobs; job += gridDim.x) send<true>(copies, items[job / KV_HEADS], job % KV_HEADS);
         return;
     }
-    after_the_kernel_before();
+    wait_for_previous_kernel();
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, taken = 0;
     float scale = score_scale();
     const int BLOCKS = DEPTH / 8 / 4;
     for (u32 job = blockIdx.x; job < jobs; job += gridDim.x) {
         Item item = items[job / KV_HEADS];
         u32 kv_head = job % KV_HEADS;
-        bring_queries<FEW_ROWS, 128>(queries_at, qkv, item, kv_head);
+        load_queries<FEW_ROWS, 128>(queries_at, qkv, item, kv_head);
         end_group();
         wait_for_groups<0>();
         meet();
@@ -320,7 +320,7 @@ attend_few_on_hopper(
             if (lane == 0) arrive(empty + place * 8);
             few.mask(scores, tile_start, highest_of);
             meet();
-            few.soften(scores, scale, highest_of, weights_at);
+            few.softmax_weights(scores, scale, highest_of, weights_at);
             meet();
             place = taken % FEW_PLACES;
             u32 values_at = tiles_at + place * TILE_BYTES;
@@ -343,7 +343,7 @@ attend_few_on_hopper(
             }
             if (lane == 0) arrive(empty + place * 8);
         }
-        few.tell_sums(sum_of);
+        few.publish_sums(sum_of);
         meet();
         few.put(item, kv_head, sum_of, found_out, partials);
     }

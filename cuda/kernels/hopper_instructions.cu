@@ -1,6 +1,5 @@
-// Hopper's own instructions: products of tensor cores that run beside their threads, barriers that count bytes which the
-// copy engine brings, and clusters of blocks. Tests have others in their place, ON_CPU, so that the kernels that use
-// these are the same there.
+// Hopper instructions: asynchronous tensor-core products, barriers that count bytes loaded by the
+// copy engine, and clusters of blocks. ON_CPU, tests substitute them and run the same kernels.
 
 #if defined(HOPPER) && !defined(ON_CPU)
 
@@ -24,34 +23,36 @@ __device__ __forceinline__ void wait(u32 barrier, u32 phase) {
 __device__ __forceinline__ void arrive_and_expect(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-// Lets the copy engine and other blocks of the cluster see the barriers that this thread has prepared.
-__device__ __forceinline__ void show_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+// Makes the barriers that this thread has initialised visible to the copy engine and to other
+// blocks of the cluster.
+__device__ __forceinline__ void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-// 16 bytes of zeros into shared memory.
+// Writes 16 bytes of zeros to shared memory.
 __device__ __forceinline__ void put_zeros(u32 address) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");
 }
-// Puts what this thread has written into shared memory before what products read, and the copy engine writes, there.
-__device__ __forceinline__ void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Orders this thread's writes to shared memory before later reads by products and later writes by
+// the copy engine.
+__device__ __forceinline__ void publish_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Waits for some of the block's threads, whole warps, by a barrier other than that of all, which is 0.
+// Waits at a barrier for some of the block's warps. Barrier 0 is that of all threads.
 template <int BARRIER, int MEETING>
 __device__ __forceinline__ void meet() {
     asm volatile("bar.sync %0, %1;" ::"n"(BARRIER), "n"(MEETING) : "memory");
 }
 
-// Four warps have no more than so many registers each from here on, or as many.
+// Sets the number of registers of each thread of a warp group, as an upper or a lower bound.
 template <int REGISTERS>
-__device__ __forceinline__ void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
+__device__ __forceinline__ void set_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
 template <int REGISTERS>
 __device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
 
-// Memory as the copy engine knows it.
+// A tensor map of the copy engine.
 struct __align__(64) Map {
     u64 opaque[16];
 };
 
-// 64 x 16 by 16 x 64: sums = a * b + sums, or + nothing: b has a key in each row.
+// 64 x 16 by 16 x 64: sums = a * b + sums, or a * b. b has one key per row.
 __device__ __forceinline__ void multiply_keys(float *sums, const u32 *a, u64 b, bool adds) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
@@ -69,7 +70,7 @@ __device__ __forceinline__ void multiply_keys(float *sums, const u32 *a, u64 b, 
           "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]), "+f"(sums[31])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds));
 }
-// 64 x 16 by 16 x 128; b has an element in each column.
+// 64 x 16 by 16 x 128. b has one element per column.
 __device__ __forceinline__ void multiply_values(float *sums, const u32 *a, u64 b, bool adds) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
@@ -98,7 +99,7 @@ __device__ __forceinline__ void multiply_values(float *sums, const u32 *a, u64 b
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds));
 }
 
-// sums = rows * outputs + sums, or + nothing, for 16 inputs.
+// sums = rows * outputs + sums, or rows * outputs, for 16 inputs.
 __device__ __forceinline__ void multiply_outputs(float (&sums)[16], u64 rows, u64 outputs, bool adds) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
@@ -120,7 +121,8 @@ __device__ __forceinline__ void multiply_outputs(float (&sums)[8], u64 rows, u64
         : "l"(rows), "l"(outputs), "r"((int)adds));
 }
 
-// A map of pages has elements of half a head, tokens of a page, halves, and pages of heads and layers.
+// Dimensions of a map of pages: elements of half a head, tokens of a page, halves, and pages of
+// heads and layers.
 __device__ __forceinline__ void copy_page(u32 to, const Map *map, u32 within, u32 half, u32 block, u32 barrier) {
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::
@@ -131,7 +133,7 @@ __device__ __forceinline__ void copy_part(u32 to, const Map *map, u32 input, u32
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
             "r"(to), "l"(map), "r"(input), "r"(row), "r"(barrier) : "memory");
 }
-// The same to all blocks of the cluster that are in a mask.
+// Same, to all blocks of the cluster in a mask.
 __device__ __forceinline__ void copy_part_to_all(
     u32 to, const Map *map, u32 input, u32 row, u32 barrier, u16 sharers) {
     asm volatile(

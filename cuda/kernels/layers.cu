@@ -1,13 +1,13 @@
-// What is computed for each token by itself: embeddings, norms, rotary positions and the way of keys and
-// values into their pages, gates. Numbers between kernels are bf16, and so is what is rounded in between,
-// where transformers rounds.
+// Computations for each token separately: embeddings, norms, rotary positions, storing keys and
+// values in pages, and gates. Numbers between kernels are bf16. Intermediate results are rounded to
+// bf16 where transformers rounds.
 
-// A token of a step: its position, and where its keys and values go, in tokens from the first page's beginning on;
-// NOWHERE for one of no sequence.
+// A token of a step: its position, and the place of its keys and values, counted in tokens from the
+// start of the first page. NOWHERE marks a token of no sequence.
 struct Token { u32 token, position, place, unused; };
 #define NOWHERE 0xffffffffu
 
-// Tells the page table what has changed, and puts the tokens that the step before has chosen in their places.
+// Applies the page-table changes, and stores the tokens that the step before has chosen.
 struct Change { u32 row, first_entry, first_page, pages; };
 struct Awaited { u32 token, output; };
 
@@ -24,16 +24,17 @@ extern "C" __global__ void take_in(
         tokens[awaited[at].token].token = chosen_before[awaited[at].output];
 }
 
-// x[token] = the token's embedding. The first kernel of a step that others follow, and the only one that lets none of them
-// begin before it has ended: what was there before it, be it lists or pages of earlier steps, needs no waiting for after it.
+// x[token] = the token's embedding. This is the first kernel of a step, and the only one that lets
+// no other start before it has ended. Later kernels need not wait for anything that existed before
+// it, such as lists or pages of earlier steps.
 extern "C" __global__ void embed(const u16 *embeddings, const Token *tokens, u16 *x) {
-    after_the_kernel_before();
+    wait_for_previous_kernel();
     const uint4 *from = (const uint4 *)(embeddings + (u64)tokens[blockIdx.x].token * DIM);
     uint4 *to = (uint4 *)(x + (u64)blockIdx.x * DIM);
     for (u32 at = threadIdx.x; at < DIM / 8; at += blockDim.x) to[at] = from[at];
 }
 
-// Eight numbers times what their norm says, and times their weights.
+// Returns eight numbers, scaled by their norm and their weights.
 __device__ __forceinline__ uint4 normed(uint4 numbers, uint4 weights, float factor) {
     u32 *number = (u32 *)&numbers;
     const u32 *weight = (const u32 *)&weights;
@@ -46,7 +47,7 @@ __device__ __forceinline__ uint4 normed(uint4 numbers, uint4 weights, float fact
 }
 
 #define NORM_THREADS 256
-// Eights of a token's numbers that a thread has.
+// Groups of eight numbers of a token that a thread processes.
 #define EIGHTS ((DIM / 8 + NORM_THREADS - 1) / NORM_THREADS)
 
 template <class Each>
@@ -56,15 +57,15 @@ __device__ __forceinline__ void for_eights(Each each) {
         if (n * NORM_THREADS + threadIdx.x < DIM / 8) each(n, n * NORM_THREADS + threadIdx.x);
 }
 
-// x[token] += y[token], if there is a y; out[row] = norm(x[token]). Row and token are the same, unless `rows`
-// says which tokens are meant.
+// x[token] += y[token], if there is a y; out[row] = norm(x[token]). Row and token are equal unless
+// `rows` selects tokens.
 extern "C" __global__ void __launch_bounds__(NORM_THREADS)
 add_norm(u16 *x, const u16 *y, const u16 *weights, u16 *out, const u32 *rows, float epsilon) {
-    let_the_next_kernel_begin();
+    launch_next_kernel();
     __shared__ float sums[NORM_THREADS / 32];
     uint4 by[EIGHTS], numbers[EIGHTS], added[EIGHTS];
     for_eights([&](u32 n, u32 at) { by[n] = ((const uint4 *)weights)[at]; });
-    after_the_kernel_before();
+    wait_for_previous_kernel();
     u64 token = rows ? rows[blockIdx.x] : blockIdx.x;
     uint4 *place = (uint4 *)(x + token * DIM);
     for_eights([&](u32 n, u32 at) {
@@ -92,33 +93,34 @@ add_norm(u16 *x, const u16 *y, const u16 *weights, u16 *out, const u32 *rows, fl
 
 #ifdef HEAD_DIM
 
-// Where a token's keys or values of a head are in a layer: pages hold, for each head, the keys of their tokens
-// and then the values.
+// Returns the place of a token's keys or values of a head in a layer: for each head, a page holds
+// the keys of its tokens and then the values.
 __device__ __forceinline__ u64 place_in_layer(u32 head, u32 is_value, u32 within) {
     return ((u64)(head * 2 + is_value) * PAGE_SIZE + within) * HEAD_DIM;
 }
 
-// Adds biases, turns queries and keys by their positions, and puts keys and values into their pages. Queries
-// stay where they are.
+// Adds biases, rotates queries and keys by their positions, and stores keys and values in their
+// pages. Queries stay in place.
 extern "C" __global__ void __launch_bounds__(256)
 turn_and_keep(
     u16 *qkv, const u16 *bias, const Token *tokens, const float *cosines, const float *sines,
     u8 *kv, u64 page_bytes, u64 layer_offset, u32 token_count) {
-    let_the_next_kernel_begin();
+    launch_next_kernel();
     const u32 HALF = HEAD_DIM / 2, PAIRS = HALF / 2, HEADS = KV_HEADS * (GROUP + 2);
     const u32 KEYS_FROM = KV_HEADS * GROUP, VALUES_FROM = KEYS_FROM + KV_HEADS;
     u64 index = (u64)blockIdx.x * 256 + threadIdx.x;
     u32 token = (u32)(index / (HEADS * PAIRS)), rest = (u32)(index % (HEADS * PAIRS));
     if (token >= token_count) return;
     u32 head = rest / PAIRS, at = rest % PAIRS * 2;
-    // Lists and tables were there before the step: only what the kernel before this one computes is waited for.
+    // Lists and tables exist before the step: only the results of the previous kernel are waited
+    // for.
     u32 place = tokens[token].place, position = tokens[token].position;
     float2 cosine = make_float2(1.0f, 1.0f), sine = make_float2(0.0f, 0.0f);
     if (head < VALUES_FROM) {
         cosine = *(const float2 *)(cosines + (u64)position * HALF + at);
         sine = *(const float2 *)(sines + (u64)position * HALF + at);
     }
-    after_the_kernel_before();
+    wait_for_previous_kernel();
     u16 *numbers = qkv + ((u64)token * HEADS + head) * HEAD_DIM;
     u32 first = *(u32 *)(numbers + at), second = *(u32 *)(numbers + at + HALF);
     float a0 = low(first), a1 = high(first), b0 = low(second), b1 = high(second);
@@ -146,7 +148,7 @@ turn_and_keep(
 
 #endif
 
-// What two gates let through of two numbers.
+// Returns the gated pair of values.
 __device__ __forceinline__ u32 gated_pair(u32 gates, u32 values) {
     float first = low(gates), second = high(gates);
     first = rounded(first / (1.0f + power_of_two(first * -1.4426950408889634f)));
@@ -154,7 +156,7 @@ __device__ __forceinline__ u32 gated_pair(u32 gates, u32 values) {
     return pair_of(first * low(values), second * high(values));
 }
 
-// What gates let through: gate_up[token] has the gates and then what they are for.
+// Applies gates: gate_up[token] holds the gates, followed by the values that they scale.
 extern "C" __global__ void __launch_bounds__(256)
 gate(const u16 *gate_up, u16 *gated, u32 hidden, u64 count) {
     follow();
@@ -169,7 +171,7 @@ gate(const u16 *gate_up, u16 *gated, u32 hidden, u64 count) {
     ((uint4 *)(gated + token * hidden))[at] = values;
 }
 
-// Numbers that look random, of mean zero, for weights that need not mean anything.
+// Fills weights with pseudo-random numbers of mean zero, for measurements.
 extern "C" __global__ void fill(u16 *numbers, u64 count, u64 seed, float scale) {
     for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < count; at += (u64)gridDim.x * blockDim.x) {
         u64 mixed = (at + seed) * 0x9e3779b97f4a7c15ull;
@@ -181,7 +183,7 @@ extern "C" __global__ void fill(u16 *numbers, u64 count, u64 seed, float scale) 
     }
 }
 
-// The same number everywhere.
+// Fills an array with one number.
 extern "C" __global__ void fill_with(u16 *numbers, u64 count, float number) {
     for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < count; at += (u64)gridDim.x * blockDim.x)
         numbers[at] = narrow(number);

@@ -1,26 +1,28 @@
-// The choice of tokens by their logits, on the device. Weights are summed up as whole numbers, so that the order
-// of summation does not matter, and candidates are found by the digits of a key that orders them.
+// Sampling on the device. Weights are summed as integers, so that the order of summation does not
+// matter. Candidates are found by the digits of a sort key.
 
-// What changes the logits of an output before a token is chosen by them. They are changed in a copy: how likely a
-// token was is told by what the model said.
+// The changes to an output's logits before sampling. They are applied to a copy: log-probabilities
+// use the raw logits.
 struct Bias { u32 token; float bias; };
 struct Shaping {
     u32 row;
     u32 first_forbidden, forbidden;
     u32 first_bias, biases;
-    u32 awaited;  // the output of the step before whose token counts once more, or NONE
-    u32 counts;   // the row of the table of counts, or NONE
-    u32 mask;     // which of the masks says what is allowed, or NONE
+    u32 awaited;  // output of the step before whose token is counted as well, or NONE
+    u32 counts;   // row of the table of counts, or NONE
+    u32 mask;     // index of the mask of allowed tokens, or NONE
     u32 output;
     float repetition, frequency, presence;
 };
 #define NONE 0xffffffffu
 
-// The table of counts has an entry for each token of each row: how often the answer has it, and whether the prompt does.
+// The table of counts has an entry for each token of each row: its occurrences in the answer, and
+// whether the prompt contains it.
 struct Count { u32 row, token, by; };
 #define OF_PROMPT 0x80000000u
 
-// Adds to the table. The prompt has a token at most once in the list of a row, so that nothing overflows.
+// Adds to the table. The list of a row contains a token of the prompt at most once, so entries do
+// not overflow.
 extern "C" __global__ void count(u32 *counts, u32 vocabulary, const Count *all, u32 number) {
     for (u32 at = blockIdx.x * blockDim.x + threadIdx.x; at < number; at += gridDim.x * blockDim.x)
         atomicAdd(&counts[(u64)all[at].row * vocabulary + all[at].token], all[at].by);
@@ -44,7 +46,7 @@ shape(const float *logits, float *shaped, u32 vocabulary, const Shaping *all, co
     if (by.mask == NONE) {
         for (u32 token = threadIdx.x; token < vocabulary; token += SHAPE_THREADS) row[token] = from[token];
     } else {
-        // A bit for each token.
+        // One bit per token.
         const u32 *mask = masks + (u64)by.mask * ((vocabulary + 31) / 32);
         for (u32 token = threadIdx.x; token < vocabulary; token += SHAPE_THREADS)
             row[token] = mask[token / 32] >> token % 32 & 1 ? from[token] : -INFINITE;
@@ -54,7 +56,7 @@ shape(const float *logits, float *shaped, u32 vocabulary, const Shaping *all, co
     for (u32 at = threadIdx.x; at < by.forbidden; at += SHAPE_THREADS) row[forbidden[by.first_forbidden + at]] = -INFINITE;
     __syncthreads();
     if (by.mask != NONE) {
-        // A grammar that is complete allows nothing but what must not come yet.
+        // A complete grammar allows only stop tokens, which the minimum length forbids here.
         for (u32 token = threadIdx.x; token < vocabulary; token += SHAPE_THREADS)
             if (row[token] != -INFINITE) is_possible = 1;
         __syncthreads();
@@ -72,7 +74,7 @@ shape(const float *logits, float *shaped, u32 vocabulary, const Shaping *all, co
     for (u32 at = threadIdx.x; at < by.biases; at += SHAPE_THREADS) row[biases[by.first_bias + at].token] += biases[by.first_bias + at].bias;
 }
 
-// How the token of an output is drawn.
+// Sampling parameters of an output.
 struct Draw {
     float temperature, top_p, min_p;
     u32 top_k;
@@ -80,14 +82,14 @@ struct Draw {
     u32 row, is_shaped, output, unused;
 };
 
-// Weights are counted in 2^-40 of the likeliest one's.
+// Weights are counted in units of 2^-40 of the likeliest token's weight.
 #define WEIGHT_UNIT 1099511627776.0f
 #define INDEX_BITS 24
 #define KEY_BITS (32 + INDEX_BITS)
 #define SAMPLE_THREADS 1024
 
 
-// Keys order tokens: by their logits and then the lower first, or by themselves alone.
+// Keys order tokens: by logit and then the lower id first, or by id alone.
 __device__ __forceinline__ u64 token_key(u32 token) { return (1u << INDEX_BITS) - 1 - token; }
 __device__ __forceinline__ u64 likelihood_key(float logit, u32 token) {
     u32 bits = __float_as_uint(logit);
@@ -95,8 +97,8 @@ __device__ __forceinline__ u64 likelihood_key(float logit, u32 token) {
     return (u64)order << INDEX_BITS | token_key(token);
 }
 
-// Candidates are sorted into bins by how much less likely they are than the likeliest, and those of one bin are
-// put in order.
+// Candidates are sorted into bins by their distance from the highest logit; candidates within one
+// bin are sorted individually.
 #define BINS 2048
 #define DIGIT_BITS 11
 #define LISTED_MAX 2048
@@ -107,22 +109,24 @@ struct Selection {
     u32 bin, listed;
 };
 
-// The bin of a logit: one whose weight is not counted any more would be in the last.
+// Returns the bin of a logit. Logits whose weight rounds to zero fall into the last bin.
 __device__ __forceinline__ u32 bin_of(float logit, float highest, float scale) {
     return min((u32)((highest - logit) * scale * (BINS / 40.0f)), BINS - 1);
 }
 
-// In which of `count` numbers their sum comes to `target`, and what is left of it there.
+// Finds the part at which the running sum of `count` numbers reaches `target`, and the remainder of
+// the target in it.
 __device__ __forceinline__ void find_part(const u64 *parts, u32 count, u64 target, u32 *part, u64 *left) {
     u32 at = 0;
-    // What rounding leaves over falls to the last.
+    // The last part takes any rounding remainder.
     while (at + 1 < count && parts[at] < target) target -= parts[at++];
     *part = at, *left = target;
 }
 
-// Sums the measures of candidates up by bins, and finds the bin in which they come to `target`: `selection.bin`, with
-// what is left of the target there in `selection.left`. `selection.found` is 0 if all of them do not come to it.
-// `candidate` tells the bin and the measure of a token, 0 for one that is none.
+// Sums the measures of candidates by bin, and finds the bin in which the running sum reaches
+// `target`: `selection.bin`, with the remaining target in `selection.left`. `selection.found` is 0
+// if the total is below the target. `candidate` returns the bin and the measure of a token; 0
+// excludes the token.
 template <typename Candidate>
 __device__ void find_bin(Selection &selection, u32 vocabulary, u64 target, Candidate candidate) {
     for (u32 bin = threadIdx.x; bin < BINS; bin += SAMPLE_THREADS) selection.sums[bin] = 0;
@@ -153,10 +157,11 @@ __device__ void find_bin(Selection &selection, u32 vocabulary, u64 target, Candi
     __syncthreads();
 }
 
-// The key of the candidate at which the measures of all before it and its own, from the highest key down, have come to
-// `target`; 0, which is before no key, if those of all do not. `candidate` tells the key and the measure of a token,
-// 0 for one that is none. Equals share a bin: more of them than can be listed are divided by the digits of their keys,
-// which are all different, so that five divisions leave no more than two.
+// Returns the key of the candidate at which the running sum of measures, from the highest key down,
+// reaches `target`; 0, which precedes all keys, if the total is below it. `candidate` returns the
+// key and the measure of a token; 0 excludes the token. Equal logits share a bin. If a bin holds
+// more candidates than the list has room for, it is divided by the digits of their keys. All keys
+// differ, so five divisions leave at most two candidates.
 template <typename Candidate>
 __device__ u64 select(
     Selection &selection, const float *row, u32 vocabulary, float highest, float scale, u64 target, Candidate candidate) {
@@ -171,7 +176,7 @@ __device__ u64 select(
         __syncthreads();
         return 0;
     }
-    // Those in the bin whose keys begin with the digits of the one that is looked for.
+    // Candidates in the bin whose keys start with the digits found so far.
     auto near = [&](u32 token, u64 &key) -> u64 {
         u64 measure = candidate(token, key);
         bool is_near = measure > 0 && key >> shift == prefix && bin_of(row[token], highest, scale) == chosen_bin;
@@ -212,8 +217,8 @@ __device__ u64 select(
     return found;
 }
 
-// The token at which the weights of all before it and its own, in the order of tokens, have come to `target`.
-// Each warp has tokens that are together.
+// Returns the token at which the running sum of weights, in token order, reaches `target`. Each
+// warp processes a contiguous range of tokens.
 template <typename Candidate>
 __device__ u32 walk(Selection &selection, u32 vocabulary, u64 target, Candidate candidate) {
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -308,7 +313,7 @@ sample(const float *logits, const float *shaped, u32 vocabulary, const Draw *dra
             lowest = select(selection, row, vocabulary, highest, scale, target, weighed);
         }
         u64 all = total(selection, vocabulary, weighed);
-        // The first at which more than the drawn share has been passed.
+        // The first token at which the running sum exceeds the drawn share.
         u64 target = __umul64hi(all, draw.drawn << 11) + 1;
         if (is_cut) found = select(selection, row, vocabulary, highest, scale, target, weighed);
         else found = token_key(walk(selection, vocabulary, target, weighed));
@@ -316,7 +321,7 @@ sample(const float *logits, const float *shaped, u32 vocabulary, const Draw *dra
     if (threadIdx.x == 0) chosen[draw.output] = MASK - (u32)(found & MASK);
 }
 
-// How likely a token was: `token`, or the one that an output has chosen.
+// A request for a log-probability: of `token`, or of the token that an output has chosen.
 struct Score { u32 row, token, output, top; };
 struct Likelihood { u32 token; float logprob; };
 
@@ -331,7 +336,7 @@ score(const float *logits, u32 vocabulary, const Score *scores, const u32 *chose
     Likelihood *to = found + (u64)blockIdx.x * stride;
     double highest = 0.0, total = 0.0;
     u64 last = ~0ull;
-    // The likeliest is looked for in any case: sums are taken by it.
+    // The likeliest token is always needed: it is the reference of the sums.
     for (u32 place = 0; place < max(wanted.top, 1u); place++) {
         u64 best = 0;
         for (u32 at = threadIdx.x; at < vocabulary; at += SAMPLE_THREADS) {

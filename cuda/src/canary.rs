@@ -1,14 +1,15 @@
-//! Canaries: pages whose bytes are compared on both sides after they have been copied.
+//! Canaries: pages that are compared on both sides after a copy.
 
-/// Which pages are compared. The host's side of it is done by the thread of the copies, at a few GB/s: for finding out
-/// what is wrong every page may be worth that, and a few of them always are.
+/// The share of pages that is compared. The copy thread computes the host side at a few GB/s.
+/// Comparing every page is worth that cost in debugging; comparing a few is always affordable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CanaryConfig {
-    /// One of so many pages that are copied, counted over all copies of a direction: every page with 1.
+    /// Sampling interval: one of this many copied pages is compared, counted over all copies of a
+    /// direction. 1 compares every page.
     pub one_page_in: u32,
 }
 
-/// Takes turns among the pages of copies.
+/// Selects the pages of copies to compare.
 #[derive(Debug)]
 pub(crate) struct Sampler {
     one_in: usize,
@@ -21,12 +22,12 @@ impl Sampler {
         Self { one_in: config.one_page_in.max(1) as usize, left: 0 }
     }
 
-    /// How many pages of a copy are compared at the most.
+    /// Returns the largest number of pages of a copy that are compared.
     pub(crate) fn samples_max(&self, pages: usize) -> usize {
         pages.div_ceil(self.one_in)
     }
 
-    /// Which pages of a copy are compared.
+    /// Returns the pages of a copy to compare.
     pub(crate) fn next(&mut self, pages: usize) -> Vec<usize> {
         let samples: Vec<usize> = (self.left..pages).step_by(self.one_in).collect();
         self.left = match samples.last() {
@@ -37,8 +38,9 @@ impl Sampler {
     }
 }
 
-/// The checksum of a page, as the device computes it too (`checksums` in `copy.cu`): the sum of what each word of 8 bytes
-/// adds, so that it may be computed in any order and still tells where a word lies.
+/// Returns the checksum of a page, which the device computes as well (`checksums` in `copy.cu`). It
+/// is the sum of a mix of each 8-byte word and its place, so it can be computed in any order and
+/// detects moved words.
 #[must_use]
 pub fn checksum(page: &[u8]) -> u64 {
     let (words, rest) = page.as_chunks::<8>();
@@ -62,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_page_in_so_many_is_compared_however_copies_are_cut() {
+    fn samples_at_the_configured_interval_across_copies() {
         let mut sampler = Sampler::new(CanaryConfig { one_page_in: 4 });
         let sampled: Vec<_> = [1, 2, 6, 3, 0, 9].map(|pages| sampler.next(pages)).into();
         assert_eq!(sampled, [vec![0], vec![], vec![1, 5], vec![], vec![], vec![0, 4, 8]]);
@@ -71,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checksum_tells_bytes_and_places_apart() {
+    fn checksum_depends_on_bytes_and_places() {
         let page: Vec<u8> = (0..1001_u32).map(|at| (at * 7 % 251) as u8).collect();
         let sum = checksum(&page);
         for at in [0, 7, 8, 500, 999, 1000] {
@@ -82,7 +84,7 @@ mod tests {
         let mut swapped = page;
         swapped[0..16].rotate_left(8);
         assert_ne!(checksum(&swapped), sum, "words that have changed places");
-        // Known from the same arithmetic in Python: the device must compute these too.
+        // Computed independently in Python.
         assert_eq!(checksum(&[]), 0);
         assert_eq!(checksum(&[1]), 0x5d94_54d9_f995_10a2);
         assert_eq!(checksum(&[0; 8]), 0x873e_6848_2833_18eb);

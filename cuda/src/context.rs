@@ -1,4 +1,4 @@
-//! A GPU, opened: the context in which everything on it happens.
+//! The context of an open GPU.
 
 #![allow(unsafe_code)]
 
@@ -11,14 +11,15 @@ use parking_lot::{Condvar, Mutex};
 use crate::driver::{CallError, CallErrorKind, DeviceAddress, DeviceMemory, Priority, Stream};
 use crate::error::CudaError;
 
-/// The version of CUDA that the driver must know: 13.0.
+/// Minimum CUDA version of the driver: 13.0.
 const VERSION_MIN: i32 = 13_000;
 
-/// How many contexts are open in the process.
+/// Number of contexts that are open in the process.
 static OPEN: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
 
-/// Waits until nobody in the process uses a GPU any more, and says whether that came to be. A program does so before it
-/// ends: engines give a GPU back on threads of their own, and the driver does not bear being used while it is unloaded.
+/// Waits until the process has closed all GPU contexts, and returns whether it has. A program must
+/// do so before it exits: engines close their contexts on background threads, and driver calls
+/// during the driver's unloading are undefined.
 pub fn wait_until_closed(patience: Duration) -> bool {
     let (open, changed) = &OPEN;
     let (mut open, until) = (open.lock(), Instant::now() + patience);
@@ -30,8 +31,8 @@ pub fn wait_until_closed(patience: Duration) -> bool {
     true
 }
 
-/// A GPU of this machine and its primary context, which everybody in the process shares. It is kept as long as this
-/// lives.
+/// A GPU of this machine and its primary context, which the whole process shares. Dropping it
+/// releases the context.
 #[derive(Debug)]
 pub struct Context {
     device: sys::CUdevice,
@@ -49,7 +50,7 @@ impl Context {
     /// Opens a GPU and binds the calling thread to it.
     ///
     /// # Errors
-    /// When there is no driver, it is too old, or there is no such GPU.
+    /// Fails if there is no driver, the driver is too old, or the GPU does not exist.
     pub fn open(ordinal: u32) -> Result<Arc<Self>, CudaError> {
         // SAFETY: loading the driver's library runs no code of it but its own initialisation.
         if !unsafe { sys::is_culib_present() } {
@@ -92,53 +93,53 @@ impl Context {
         Ok(context)
     }
 
-    /// Makes it the one that calls of this thread are for.
+    /// Makes this context current for the calling thread.
     ///
     /// # Errors
-    /// When the GPU is lost.
+    /// Fails if the GPU is lost.
     pub fn bind(&self) -> Result<(), CallError> {
         // SAFETY: the context is kept as long as `self`.
         call("cuCtxSetCurrent", unsafe { result::ctx::set_current(self.context) })
     }
 
-    /// What the GPU is called.
+    /// Returns the name of the GPU.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its compute capability: 90 is 9.0.
+    /// Returns the compute capability: 90 is 9.0.
     #[must_use]
     pub fn capability(&self) -> u32 {
         self.capability
     }
 
-    /// The device, for other calls of the driver.
+    /// Returns the device handle, for other driver calls.
     #[must_use]
     pub fn device(&self) -> sys::CUdevice {
         self.device
     }
 
-    /// The version of CUDA that the driver is of: 13,010 is 13.1.
+    /// Returns the CUDA version of the driver: 13,010 is 13.1.
     ///
     /// # Errors
-    /// When the driver does not tell.
+    /// Fails if the driver does not report it.
     pub fn driver_version(&self) -> Result<i32, CallError> {
         driver_version()
     }
 
-    /// How many multiprocessors it has.
+    /// Returns the number of multiprocessors.
     ///
     /// # Errors
-    /// When the GPU is lost.
+    /// Fails if the GPU is lost.
     pub fn multiprocessors(&self) -> Result<u32, CallError> {
         self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
     }
 
-    /// How much shared memory a block can have.
+    /// Returns the largest shared memory of a block, in bytes.
     ///
     /// # Errors
-    /// When the GPU is lost.
+    /// Fails if the GPU is lost.
     pub fn block_shared_bytes(&self) -> Result<u32, CallError> {
         use sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         self.attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
@@ -150,32 +151,32 @@ impl Context {
         call("cuDeviceGetAttribute", value).map(i32::cast_unsigned)
     }
 
-    /// How much memory it has.
+    /// Returns the free and total memory.
     ///
     /// # Errors
-    /// When the GPU is lost.
+    /// Fails if the GPU is lost.
     pub fn memory(&self) -> Result<DeviceMemory, CallError> {
         self.bind()?;
         let (free, total) = call("cuMemGetInfo", result::mem_get_info())?;
         Ok(DeviceMemory { free, total })
     }
 
-    /// Waits until the GPU has done all that it was given, and reads its memory: for those who look.
+    /// Waits until the GPU is idle, and reads its memory, for inspection.
     ///
     /// # Errors
-    /// When something of it failed, or there is no such memory.
+    /// Fails if submitted work failed or the memory does not exist.
     pub fn read(&self, from: DeviceAddress, to: &mut [u8]) -> Result<(), CallError> {
         self.bind()?;
         call("cuCtxSynchronize", result::ctx::synchronize())?;
-        // SAFETY: the driver refuses what is not memory of the device.
+        // SAFETY: the driver rejects addresses outside device memory.
         call("cuMemcpyDtoH", unsafe { result::memcpy_dtoh_sync(to, from.0) })
     }
 
-    /// A stream of its own, which does not wait for the default stream. Streams of [`Priority::Low`], as copies have
-    /// them, are what CUDA calls the default: steps belong into one of [`Priority::High`].
+    /// Creates a stream that does not synchronise with the default stream. [`Priority::Low`], for
+    /// copies, is CUDA's default priority; steps use [`Priority::High`].
     ///
     /// # Errors
-    /// When the GPU is lost.
+    /// Fails if the GPU is lost.
     pub fn create_stream(&self, priority: Priority) -> Result<Stream, CallError> {
         self.bind()?;
         let range = result::stream::get_priority_range();
@@ -206,7 +207,7 @@ impl From<sys::CUstream> for Stream {
 }
 
 impl Stream {
-    /// What CUDA calls it.
+    /// Returns CUDA's handle.
     #[must_use]
     pub fn raw(self) -> sys::CUstream {
         std::ptr::with_exposed_provenance_mut(self.0 as usize)
@@ -220,7 +221,7 @@ fn driver_version() -> Result<i32, CallError> {
     call("cuDriverGetVersion", told.result()).map(|()| version)
 }
 
-/// Says of a failure which call it was.
+/// Adds the name of the call to a failure.
 pub(crate) fn call<T>(
     call: &'static str,
     result: Result<T, result::DriverError>,

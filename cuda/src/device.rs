@@ -25,28 +25,29 @@ use crate::stats::{CudaStats, LinkCounts};
 use crate::transfer::{BatchLists, Copier, Ends};
 use crate::ways::{CopyWays, measure};
 
-/// The longest steps, of large chunks behind long prompts, take seconds.
+/// Longest time of a step. Large chunks behind long prompts take seconds.
 const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How a device is set up.
+/// Configuration of a device.
 #[derive(Clone, Debug)]
 pub struct CudaConfig {
     /// KV pages in GPU memory.
     pub device_pages: u32,
-    /// KV pages in pinned host memory; none for a device without a host tier. They are taken from the system at once.
+    /// KV pages in pinned host memory; 0 for a device without a host tier. They are allocated at
+    /// once.
     pub host_pages: u32,
-    /// How KV lies in a page, on both sides.
+    /// KV layout of a page, on both sides.
     pub layout: PageLayout,
-    /// Whether copies are checked.
+    /// Verification of copies, if any.
     pub canary: Option<CanaryConfig>,
-    /// By which way pieces go; measured if it is not given.
+    /// Copy method by piece size; measured if it is not given.
     pub ways: Option<CopyWays>,
 }
 
-/// A GPU as a device.
+/// A GPU as a [`Device`].
 #[derive(Debug)]
 pub struct CudaDevice {
-    // Lanes go first: they wait for copies, which use all the rest.
+    // Dropped first: they wait for copies, which use all other fields.
     to_device: Lane,
     to_host: Lane,
     ends: Ends,
@@ -57,19 +58,20 @@ pub struct CudaDevice {
 }
 
 impl CudaDevice {
-    /// A device on an opened GPU. Host pages are pinned by several threads, which takes up to half a second per GiB and
-    /// thread.
+    /// Creates a device on an open GPU. Several threads pin the host pages, which takes up to half
+    /// a second per GiB and thread.
     ///
     /// # Errors
-    /// When memory of either side is short, or kernels cannot be compiled.
+    /// Fails if memory of either side is short or a kernel does not compile.
     pub fn new(context: &Arc<Context>, config: CudaConfig) -> Result<Self, CudaError> {
         Self::with_driver(Arc::new(RealDriver::new(context)?), config, None)
     }
 
-    /// The same in memory that is there already, for those who make many devices one after the other.
+    /// Creates a device in existing memory, for programs that create many devices in succession.
     ///
     /// # Errors
-    /// When its pages do not fit the room, or another device has that; or kernels cannot be compiled.
+    /// Fails if the pages do not fit the room, another device uses the room, or a kernel does not
+    /// compile.
     pub fn new_in(
         context: &Arc<Context>,
         config: CudaConfig,
@@ -126,7 +128,8 @@ impl CudaDevice {
             let pages = device_pages.min(host_pages) as usize;
             let sampler = canary.map(Sampler::new);
             let samples = sampler.as_ref().map_or(0, |sampler| sampler.samples_max(pages));
-            // Room for two copies of all pages, since one may not fit into what is left before the end.
+            // Room for two copies of all pages, since one may not fit into the rest before the end
+            // of the ring.
             let lists = Lists::new(&driver, 2 * Copier::places(pages, samples))?;
             let stream = driver.create_stream(Priority::Low)?;
             let list_stream = driver.create_stream(Priority::Low);
@@ -149,13 +152,13 @@ impl CudaDevice {
         Ok(Self { to_device, to_host, ends, ways, counts, broken, driver })
     }
 
-    /// By which way pieces go.
+    /// Returns the copy method by piece size.
     #[must_use]
     pub fn ways(&self) -> CopyWays {
         self.ways
     }
 
-    /// What it has done. It reads counters and asks the driver for its memory.
+    /// Returns statistics. Reads counters and asks the driver for the memory in use.
     #[must_use]
     pub fn stats(&self) -> CudaStats {
         let memory = self.driver.bind_thread().and_then(|()| self.driver.memory());
@@ -163,21 +166,22 @@ impl CudaDevice {
         CudaStats { to_device, to_host, memory: memory.unwrap_or_default() }
     }
 
-    /// Pins memory that somebody else owns until the returned value is dropped, so that kernels and copies of other
-    /// streams reach it.
+    /// Pins memory of another owner until the returned value is dropped, so that kernels and copies
+    /// of other streams can access it.
     ///
     /// # Errors
-    /// When so much cannot be pinned, or some of it is already.
+    /// Fails if the memory cannot be pinned, or part of it is already.
     ///
     /// # Safety
-    /// The bytes stay mapped as long as the returned value lives, and it lives until the device has ended with them.
+    /// The bytes must stay mapped as long as the returned value lives. It must live until the
+    /// device no longer accesses them.
     pub unsafe fn pin(&self, base: NonNull<u8>, bytes: usize) -> Result<Pinned, CudaError> {
         self.driver.bind_thread()?;
         // SAFETY: as the caller says.
         unsafe { Pinned::new(&self.driver, base, bytes) }
     }
 
-    /// The next copy of a direction is damaged on its way: a page of it that is compared, if any is. For tests of
+    /// Corrupts a compared page of the next copy of a direction, if the copy has one. For tests of
     /// canaries.
     pub fn corrupt_next_copy(&self, direction: CopyDirection) {
         self.lane(direction).corrupt_next();

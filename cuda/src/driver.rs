@@ -1,5 +1,5 @@
-//! The seam to CUDA: what the device asks of it. The real driver is in `real.rs`; tests have one that runs on
-//! threads, delays and fails (`fake.rs`).
+//! The interface to CUDA. The real driver is in `real.rs`; tests use one that runs on threads,
+//! delays and fails (`fake.rs`).
 
 #![allow(unsafe_code)]
 
@@ -9,237 +9,238 @@ use std::time::Duration;
 
 use terrace_scheduler::CopyDirection;
 
-/// An address that the device understands: of its own memory, or of pinned host memory as it sees that.
+/// An address that the device can access: in device memory, or in pinned host memory as mapped for
+/// the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct DeviceAddress(pub u64);
 
 impl DeviceAddress {
-    /// So many bytes further.
+    /// Returns the address `bytes` further.
     #[must_use]
     pub fn offset(self, bytes: usize) -> Self {
         Self(self.0 + bytes as u64)
     }
 }
 
-/// A queue of work that is done in order: for the real driver, a `CUstream`.
+/// A queue of work that is executed in order: for the real driver, a `CUstream`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Stream(pub u64);
 
-/// A point in a stream: for the real driver, a `CUevent`. Recording it again makes it another point; whoever was
-/// told to wait for it before waits for the point that it was then.
+/// A point in a stream: for the real driver, a `CUevent`. Recording it again moves it to another
+/// point; earlier waits stay with the earlier point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Event(pub u64);
 
-/// Who goes first where streams want the same.
+/// Scheduling priority of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
-    /// Copies, which should not hold up steps.
+    /// For copies, which should not delay steps.
     Low,
-    /// Steps.
+    /// For steps.
     High,
 }
 
-/// What an event is for.
+/// Purpose of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
-    /// To be waited for, by streams and by threads that sleep meanwhile.
+    /// Synchronisation of streams and of threads that sleep.
     Order,
-    /// To tell how long something took.
+    /// Measurement of durations.
     Time,
 }
 
-/// Memory of the device.
+/// Device memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// Bytes that nobody has.
+    /// Free bytes.
     pub free: usize,
-    /// All bytes.
+    /// Total bytes.
     pub total: usize,
 }
 
-/// A list of pairs of addresses in the device's own memory, each of 16 bytes: where pieces go and where they come
-/// from.
+/// A list in device memory of pairs of addresses, 16 bytes each: destination and source of pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PairList {
-    /// Where the list is.
+    /// Address of the list.
     pub at: DeviceAddress,
-    /// How many pairs it has.
+    /// Number of pairs.
     pub pairs: u32,
 }
 
 /// A part of every piece of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Where it begins, from the addresses in the list.
+    /// Offset from the addresses in the list.
     pub offset: usize,
-    /// How long it is.
+    /// Length.
     pub bytes: usize,
 }
 
-/// A piece of memory to be copied.
+/// A piece of memory to copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Where it goes.
+    /// Destination.
     pub to: DeviceAddress,
-    /// Where it comes from.
+    /// Source.
     pub from: DeviceAddress,
-    /// How long it is.
+    /// Length.
     pub bytes: usize,
 }
 
-/// A call that failed.
+/// A failed driver call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {text}")]
 pub struct CallError {
-    /// Which call.
+    /// Name of the call.
     pub call: &'static str,
-    /// What kind of failure it is.
+    /// Kind of the failure.
     pub kind: CallErrorKind,
-    /// What the driver says of it.
+    /// Message of the driver.
     pub text: String,
 }
 
-/// What follows from a failure.
+/// Kinds of failed calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallErrorKind {
-    /// There is not enough memory; everything else goes on.
+    /// Memory is short; other work is not affected.
     OutOfMemory,
-    /// Anything else: nothing more is to be expected of the device.
+    /// Any other failure: the device is treated as lost.
     Other,
 }
 
-/// What the device needs of CUDA. Every thread that calls it calls [`Driver::bind_thread`] first.
+/// The CUDA operations that the device needs. Every calling thread calls [`Driver::bind_thread`]
+/// first.
 ///
-/// Work is handed to streams and done later. Whoever hands it over sees to it that memory stays what it is until
-/// the work has been done: that is what the calls which touch memory are unsafe for.
+/// Work is submitted to streams and runs later. The caller must keep memory valid until the work is
+/// done; calls that touch memory are therefore unsafe.
 pub trait Driver: fmt::Debug + Send + Sync {
     /// Prepares the calling thread for other calls.
     ///
     /// # Errors
-    /// When the device is lost.
+    /// Fails if the device is lost.
     fn bind_thread(&self) -> Result<(), CallError>;
 
-    /// Checks whether the device still works. A failure that lasts is returned by every later call.
+    /// Checks whether the device still works. A permanent failure is returned by every later call.
     ///
     /// # Errors
-    /// When the device is lost.
+    /// Fails if the device is lost.
     fn check(&self) -> Result<(), CallError>;
 
-    /// How much memory there is.
+    /// Returns free and total memory.
     ///
     /// # Errors
-    /// When the device is lost.
+    /// Fails if the device is lost.
     fn memory(&self) -> Result<DeviceMemory, CallError>;
 
-    /// Takes memory of the device.
+    /// Allocates device memory.
     ///
     /// # Errors
-    /// When there is not so much.
+    /// Fails if memory is short.
     fn allocate(&self, bytes: usize) -> Result<DeviceAddress, CallError>;
 
-    /// Gives memory of the device back.
+    /// Frees device memory.
     ///
     /// # Safety
-    /// It comes from [`Driver::allocate`], and no work that is still to be done touches it.
+    /// The memory must come from [`Driver::allocate`], and no pending work may touch it.
     unsafe fn free(&self, at: DeviceAddress);
 
-    /// Pins host memory, so that the device can reach it. Returns where it sees it.
+    /// Pins host memory so that the device can access it, and returns its device address.
     ///
     /// # Errors
-    /// When there is not so much to be pinned, or it is pinned already.
+    /// Fails if the memory cannot be pinned, or is pinned already.
     ///
     /// # Safety
-    /// The bytes are mapped until [`Driver::unpin`] is called.
+    /// The bytes must stay mapped until [`Driver::unpin`] is called.
     unsafe fn pin(&self, base: NonNull<u8>, bytes: usize) -> Result<DeviceAddress, CallError>;
 
-    /// Lets go of pinned memory.
+    /// Unpins memory.
     ///
     /// # Safety
-    /// It was pinned, and no work that is still to be done touches it.
+    /// The memory must be pinned, and no pending work may touch it.
     unsafe fn unpin(&self, base: NonNull<u8>);
 
-    /// A new stream.
+    /// Creates a stream.
     ///
     /// # Errors
-    /// When the device is lost.
+    /// Fails if the device is lost.
     fn create_stream(&self, priority: Priority) -> Result<Stream, CallError>;
 
-    /// Ends a stream, of which nobody has any more use.
+    /// Destroys a stream that is no longer used.
     fn destroy_stream(&self, stream: Stream);
 
-    /// Waits until all has been done that was handed to a stream.
+    /// Waits until all work submitted to a stream is done.
     ///
     /// # Errors
-    /// When something of it failed.
+    /// Fails if any of it failed.
     fn drain(&self, stream: Stream) -> Result<(), CallError>;
 
-    /// A new event.
+    /// Creates an event.
     ///
     /// # Errors
-    /// When the device is lost.
+    /// Fails if the device is lost.
     fn create_event(&self, kind: EventKind) -> Result<Event, CallError>;
 
-    /// Two events that tell the time between them.
+    /// Creates two events for the measurement of a duration.
     ///
     /// # Errors
-    /// When the device is lost.
+    /// Fails if the device is lost.
     fn create_times(&self) -> Result<[Event; 2], CallError> {
         let begin = self.create_event(EventKind::Time)?;
         let end = self.create_event(EventKind::Time);
         Ok([begin, end.inspect_err(|_| self.destroy_event(begin))?])
     }
 
-    /// Ends an event, of which nobody has any more use.
+    /// Destroys an event that is no longer used.
     fn destroy_event(&self, event: Event);
 
-    /// Makes an event the point in a stream behind all that was handed to it.
+    /// Records an event behind all work submitted to a stream.
     ///
     /// # Errors
-    /// When the device is lost.
+    /// Fails if the device is lost.
     fn record(&self, event: Event, stream: Stream) -> Result<(), CallError>;
 
-    /// What is handed to a stream from here on is done behind the event.
+    /// Makes later work of a stream wait for the event.
     ///
     /// # Errors
-    /// When the device is lost.
+    /// Fails if the device is lost.
     fn wait(&self, stream: Stream, event: Event) -> Result<(), CallError>;
 
-    /// Whether the event is passed.
+    /// Returns whether the event has passed.
     ///
     /// # Errors
-    /// When something before it failed.
+    /// Fails if work before it failed.
     fn is_passed(&self, event: Event) -> Result<bool, CallError>;
 
-    /// The calling thread sleeps until the event is passed.
+    /// Blocks the calling thread until the event has passed.
     ///
     /// # Errors
-    /// When something before it failed.
+    /// Fails if work before it failed.
     fn sleep_until(&self, event: Event) -> Result<(), CallError>;
 
-    /// The time between two events that tell it and are passed.
+    /// Returns the time between two passed timing events.
     ///
     /// # Errors
-    /// When they are not.
+    /// Fails if they have not passed.
     fn elapsed(&self, from: Event, to: Event) -> Result<Duration, CallError>;
 
-    /// Copies a few pieces at once by a small kernel, which needs no copy engine.
+    /// Copies a few pieces at once by a small kernel, without a copy engine.
     ///
     /// # Errors
-    /// When it cannot be launched.
+    /// Fails if the kernel cannot be launched.
     ///
     /// # Safety
-    /// Both sides of each are memory that the device can reach, and stay so until it has been done; no piece goes where
-    /// another one goes or comes from.
+    /// Both sides of each piece must be memory that the device can access until the copy is done.
+    /// Destinations must not overlap other destinations or sources.
     unsafe fn fetch_all(&self, stream: Stream, pieces: &[Piece]) -> Result<(), CallError>;
 
-    /// Copies one piece like that.
+    /// Copies one piece like [`fetch_all`](Self::fetch_all).
     ///
     /// # Errors
-    /// When it cannot be launched.
+    /// Fails if the kernel cannot be launched.
     ///
     /// # Safety
-    /// Both sides are memory that the device can reach, and stay so until it has been done.
+    /// Both sides must be memory that the device can access until the copy is done.
     unsafe fn fetch(
         &self,
         stream: Stream,
@@ -247,17 +248,17 @@ pub trait Driver: fmt::Debug + Send + Sync {
         from: DeviceAddress,
         bytes: usize,
     ) -> Result<(), CallError> {
-        // SAFETY: as the caller says.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.fetch_all(stream, &[Piece { to, from, bytes }]) }
     }
 
-    /// Copies a part of every piece of a list by the copy kernel; all go in one direction.
+    /// Copies a part of every piece of a list, in one direction, by the copy kernel.
     ///
     /// # Errors
-    /// When it cannot be launched.
+    /// Fails if the kernel cannot be launched.
     ///
     /// # Safety
-    /// As for [`Driver::fetch`], for the list and for all that it names.
+    /// Same as for [`Driver::fetch`], for the list and all memory that it names.
     unsafe fn copy_by_kernel(
         &self,
         stream: Stream,
@@ -266,14 +267,14 @@ pub trait Driver: fmt::Debug + Send + Sync {
         part: Part,
     ) -> Result<(), CallError>;
 
-    /// Copies pieces in one batch of the copy engines: `to`, `from` and `bytes` are equally long. The call may take as
-    /// long as the copies do.
+    /// Copies pieces in one batch of the copy engines: `to`, `from` and `bytes` have equal lengths.
+    /// The call may take as long as the copies.
     ///
     /// # Errors
-    /// When it cannot be launched.
+    /// Fails if the batch cannot be launched.
     ///
     /// # Safety
-    /// As for [`Driver::fetch`], for all pieces.
+    /// Same as for [`Driver::fetch`], for all pieces.
     unsafe fn copy_by_batch(
         &self,
         stream: Stream,
@@ -282,14 +283,14 @@ pub trait Driver: fmt::Debug + Send + Sync {
         bytes: &mut [usize],
     ) -> Result<(), CallError>;
 
-    /// Computes [`checksum`](crate::canary::checksum) of memory of the device: the n-th of `sums`, 8 bytes each, is that of the
-    /// `bytes` bytes at the first address of the n-th pair of the list.
+    /// Computes the [`checksum`](crate::canary::checksum) of device memory: the n-th of `sums`, 8
+    /// bytes each, is that of the `bytes` bytes at the first address of the n-th pair of the list.
     ///
     /// # Errors
-    /// When it cannot be launched.
+    /// Fails if the kernel cannot be launched.
     ///
     /// # Safety
-    /// As for [`Driver::fetch`], for the list, for what it names first, and for the sums.
+    /// Same as for [`Driver::fetch`], for the list, the first address of each pair, and the sums.
     unsafe fn checksums(
         &self,
         stream: Stream,

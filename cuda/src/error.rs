@@ -1,10 +1,10 @@
-//! What can go wrong with CUDA, and what to do about it.
+//! Errors of the CUDA device, with remedies.
 
 use std::io;
 
 use crate::driver::CallError;
 
-/// CUDA cannot be used, or what was asked of it did not work.
+/// A failure of CUDA or of its setup.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaError {
@@ -14,7 +14,7 @@ pub enum CudaError {
          later; start a container with its GPUs (docker run --gpus all)"
     )]
     NoDriver,
-    /// The driver does not know what is needed of it.
+    /// The driver is too old.
     #[error(
         "NVIDIA's driver supports CUDA {}.{}, but CUDA 13.0 is needed: install driver version 580 \
          or later", .version / 1000, .version % 1000 / 10
@@ -29,17 +29,17 @@ pub enum CudaError {
          CUDA_VISIBLE_DEVICES, if set, selects one"
     )]
     NoGpu,
-    /// There are GPUs, but not this one.
+    /// The requested GPU does not exist.
     #[error(
         "there is no GPU {ordinal}: there are {count}, counted from 0 (CUDA_VISIBLE_DEVICES may hide others)"
     )]
     NoSuchGpu {
-        /// The one that was asked for.
+        /// Number of the requested GPU.
         ordinal: u32,
-        /// How many there are.
+        /// Number of GPUs.
         count: u32,
     },
-    /// There is no compiler for kernels.
+    /// The kernel compiler is missing.
     #[error(
         "the kernel compiler (NVRTC, libnvrtc.so.13) was not found: install it (package \
          cuda-nvrtc-13-0, or nvidia-cuda-nvrtc from PyPI) and add its folder to LD_LIBRARY_PATH, \
@@ -47,42 +47,42 @@ pub enum CudaError {
         .tried.as_ref().map(|why| format!(" ({why})")).unwrap_or_default()
     )]
     NoNvrtc {
-        /// What came of trying the file that TERRACE_NVRTC names.
+        /// Error of loading the file that TERRACE_NVRTC names, if set.
         tried: Option<String>,
     },
-    /// There is no library for matrix products.
+    /// The library for matrix products is missing.
     #[error(
         "the library for matrix products (cuBLASLt, libcublasLt.so.13) was not found: install it \
          (package libcublas-13-0, or nvidia-cublas from PyPI) and add its folder to \
          LD_LIBRARY_PATH"
     )]
     NoCublas,
-    /// A model that the kernels cannot compute.
+    /// The kernels do not support the model.
     #[error("{0}; run this model on the CPU: leave out --device cuda")]
     Unsupported(String),
-    /// A kernel was not compiled.
+    /// A kernel does not compile.
     #[error("{kernel} could not be compiled for {architecture}: {log}")]
     Compile {
-        /// Its file.
+        /// Kernel file.
         kernel: String,
-        /// What for.
+        /// Target architecture.
         architecture: String,
-        /// What the compiler says.
+        /// Log of the compiler.
         log: String,
     },
-    /// The device has not so much memory.
+    /// Device memory is short.
     #[error(
         "the GPU has no room for {pages} pages of {page_bytes} bytes ({} MiB): {} of {} MiB are \
          free. Use fewer device pages, or stop other processes that use the GPU", mebibytes(*.pages, *.page_bytes), .free >> 20, .total >> 20
     )]
     OutOfDeviceMemory {
-        /// Pages that were asked for.
+        /// Requested pages.
         pages: u32,
-        /// Bytes of each.
+        /// Bytes of a page.
         page_bytes: usize,
-        /// Bytes that are free on the device.
+        /// Free bytes on the device.
         free: usize,
-        /// Bytes that the device has.
+        /// Total bytes on the device.
         total: usize,
     },
     /// Host memory cannot be pinned.
@@ -91,30 +91,30 @@ pub enum CudaError {
          free some memory, or raise the limit of locked memory (ulimit -l)", .bytes >> 20
     )]
     NotPinned {
-        /// How many bytes were asked for.
+        /// Requested bytes.
         bytes: usize,
-        /// What the driver says.
+        /// Error of the driver.
         source: CallError,
     },
-    /// There is no room for host pages.
+    /// Host memory for pages cannot be allocated.
     #[error("there is no address space for host pages: {0}")]
     HostMemory(#[source] io::Error),
-    /// Something that cannot work was asked for.
+    /// The configuration is invalid.
     #[error("{0}")]
     Config(&'static str),
-    /// A fence that was never recorded: nothing can be known of what lies before it.
+    /// A fence was never recorded, so the state before it is unknown.
     #[error(
         "a copy or step waits for a step that was never launched on the GPU; its data cannot be \
          trusted"
     )]
     NeverRecorded,
-    /// A load-back that a step waits for did not come.
+    /// A load-back that a step waits for failed.
     #[error(transparent)]
     Copy(#[from] terrace_engine::CopyError),
     /// A thread could not be started.
     #[error("cannot start a thread for copies: {0}")]
     Thread(#[source] io::Error),
-    /// A call failed.
+    /// A driver call failed.
     #[error(transparent)]
     Call(#[from] CallError),
 }
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_say_what_there_is_and_what_to_do() {
+    fn errors_state_the_value_and_the_remedy() {
         let memory = CudaError::OutOfDeviceMemory {
             pages: 100_000,
             page_bytes: 2 << 20,

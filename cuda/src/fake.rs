@@ -1,5 +1,6 @@
-//! A driver without a GPU, for tests. Its memory is memory and its streams are threads. It delays work at random, fails
-//! when it is told to, and watches who touches what: see [`FakeDriver::ban`].
+//! A driver without a GPU, for tests. Its device memory is ordinary memory and its streams are
+//! threads. It delays work at random, fails on demand, and detects invalid accesses: see
+//! [`FakeDriver::ban`].
 
 #![allow(unsafe_code)]
 
@@ -19,7 +20,7 @@ use crate::driver::{
 };
 use crate::lists::PAIR_BYTES;
 
-/// Clones are the same driver.
+/// A fake driver. Clones share the state.
 #[derive(Clone)]
 pub(crate) struct FakeDriver(Arc<Shared>);
 
@@ -28,18 +29,18 @@ struct Shared {
     changed: Condvar,
 }
 
-/// What goes wrong with it.
+/// Faults to inject.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Faults {
-    /// Work is delayed by up to so much.
+    /// Longest delay of work.
     pub(crate) delay_us_max: u64,
-    /// Streams do not wait for what was recorded in this one.
+    /// Stream whose recorded events other streams ignore.
     pub(crate) not_waited_for: Option<Stream>,
-    /// Threads do not sleep until events.
+    /// Threads do not wait for events.
     pub(crate) sleeps_are_short: bool,
-    /// The next copy of pages has one bit wrong.
+    /// Flips one bit of the next copy of pages.
     pub(crate) corrupt_next: bool,
-    /// Nothing is copied, so that only what a lane does itself takes time.
+    /// Skips all copies, so that only the lane's own work takes time.
     pub(crate) copies_are_skipped: bool,
 }
 
@@ -53,12 +54,12 @@ struct State {
     streams: HashMap<u64, Queue>,
     events: HashMap<u64, Recorded>,
     next_id: u64,
-    /// Calls that will fail: which, and after how many that do not.
+    /// Calls that will fail: the name, and the number of successful calls before.
     failing: Vec<(&'static str, usize)>,
     is_lost: bool,
     bans: BTreeMap<u64, Range<u64>>,
     violations: Vec<String>,
-    /// What a piece costs the copy engines, and what a KiB costs the kernel.
+    /// Cost of a piece for the copy engines, and of a KiB for the kernel.
     batch_piece_ns: u64,
     kernel_kib_ns: u64,
 }
@@ -68,19 +69,18 @@ struct Queue {
     work: VecDeque<Work>,
     is_busy: bool,
     is_ending: bool,
-    /// The time that its work has taken, as it would be on a device.
+    /// Virtual time of the stream's work.
     clock_ns: u64,
 }
 
 #[derive(Default)]
 struct Recorded {
-    /// How often it was recorded, and which of these points are still to be passed. Points of several streams are passed
-    /// in any order.
+    /// Number of recordings, and those not passed yet. Points of several streams pass in any order.
     recorded: u64,
     to_be_passed: Vec<u64>,
-    /// In which stream it was recorded last.
+    /// Stream of the last recording.
     stream: u64,
-    /// When the last was passed, by the clock of its stream.
+    /// Time at which the last recording passed, by the clock of its stream.
     at_ns: u64,
 }
 
@@ -99,7 +99,7 @@ enum Work {
         event: u64,
         recorded: u64,
     },
-    /// Waits until nothing has this ban any more.
+    /// Waits until the ban is lifted.
     Gate {
         ban: u64,
     },
@@ -138,28 +138,28 @@ impl FakeDriver {
         change(&mut self.0.state.lock().faults);
     }
 
-    /// No more than so many bytes can be pinned.
+    /// Limits the bytes that can be pinned.
     pub(crate) fn limit_pinned(&self, bytes: usize) {
         self.0.state.lock().pinnable = bytes;
     }
 
-    /// Bytes of each piece of memory that is pinned.
+    /// Returns the sizes of all pinned ranges.
     pub(crate) fn pinned(&self) -> Vec<usize> {
         self.0.state.lock().pinned.values().copied().collect()
     }
 
-    /// What a piece costs the copy engines, and a KiB the kernel.
+    /// Sets the cost of a piece for the copy engines, and of a KiB for the kernel.
     pub(crate) fn set_costs(&self, batch_piece_ns: u64, kernel_kib_ns: u64) {
         let mut state = self.0.state.lock();
         (state.batch_piece_ns, state.kernel_kib_ns) = (batch_piece_ns, kernel_kib_ns);
     }
 
-    /// A call fails once, after so many that do not.
+    /// Makes a call fail once, after a number of successful calls.
     pub(crate) fn fail(&self, call: &'static str, after: usize) {
         self.0.state.lock().failing.push((call, after));
     }
 
-    /// Nothing works from here on, and nothing that waits goes on waiting.
+    /// Makes all later calls fail, and wakes all waiting work.
     pub(crate) fn lose(&self) {
         let mut state = self.0.state.lock();
         state.is_lost = true;
@@ -167,7 +167,7 @@ impl FakeDriver {
         self.0.changed.notify_all();
     }
 
-    /// Nobody may touch these bytes: who does is remembered as a violation.
+    /// Bans access to these bytes: any access is recorded as a violation.
     pub(crate) fn ban(&self, bytes: Range<u64>) -> u64 {
         let mut state = self.0.state.lock();
         let id = state.id();
@@ -175,18 +175,18 @@ impl FakeDriver {
         id
     }
 
-    /// The bytes may be touched again, and streams that were held up by this ban go on.
+    /// Lifts a ban, and releases the streams that wait for it.
     pub(crate) fn lift(&self, ban: u64) {
         self.0.state.lock().bans.remove(&ban);
         self.0.changed.notify_all();
     }
 
-    /// The stream does not go on before a ban is lifted: a step that takes its time.
+    /// Holds a stream until a ban is lifted, like a long step.
     pub(crate) fn gate(&self, stream: Stream, ban: u64) {
         self.0.enqueue(stream, Work::Gate { ban });
     }
 
-    /// The stream computes something, as a step would.
+    /// Runs a computation in the stream, as a step would.
     pub(crate) fn compute(
         &self,
         stream: Stream,
@@ -199,18 +199,18 @@ impl FakeDriver {
         self.0.enqueue(stream, Work::Touch(Box::new(touch)));
     }
 
-    /// The stream writes a byte all over some memory.
+    /// Fills memory with a byte in the stream.
     pub(crate) fn fill(&self, stream: Stream, at: DeviceAddress, bytes: usize, byte: u8) {
         self.compute(stream, move |access| access.bytes(at, bytes).fill(byte));
     }
 
-    /// The stream notes what a byte is.
+    /// Records the value of a byte in the stream.
     pub(crate) fn peek(&self, stream: Stream, at: DeviceAddress, seen: &Arc<Mutex<Vec<u8>>>) {
         let seen = seen.clone();
         self.compute(stream, move |access| seen.lock().extend_from_slice(access.bytes(at, 1)));
     }
 
-    /// What is in memory of the device.
+    /// Returns the content of device memory.
     pub(crate) fn read(&self, at: DeviceAddress, bytes: usize) -> Vec<u8> {
         let state = self.0.state.lock();
         assert!(state.is_there(at.0, bytes), "a test reads what there is");
@@ -218,7 +218,7 @@ impl FakeDriver {
         unsafe { std::slice::from_raw_parts(pointer(at.0), bytes) }.to_vec()
     }
 
-    /// Writes to memory of the device.
+    /// Writes to device memory.
     pub(crate) fn write(&self, at: DeviceAddress, bytes: &[u8]) {
         let state = self.0.state.lock();
         assert!(state.is_there(at.0, bytes.len()), "a test writes to what there is");
@@ -226,12 +226,13 @@ impl FakeDriver {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), pointer(at.0), bytes.len()) };
     }
 
-    /// What was done that must not be done.
+    /// Returns the recorded violations.
     pub(crate) fn violations(&self) -> Vec<String> {
         self.0.state.lock().violations.clone()
     }
 
-    /// What was taken and not given back: allocations, pinned memory, streams and events, and work to be done.
+    /// Counts resources that were not released: allocations, pinned memory, streams, events, and
+    /// pending work.
     pub(crate) fn left_behind(&self) -> [usize; 5] {
         let state = self.0.state.lock();
         let streams = state.streams.values().filter(|queue| !queue.is_ending).count();
@@ -272,17 +273,17 @@ impl FakeDriver {
     }
 }
 
-/// Memory as a step sees it.
+/// Memory access of a step.
 pub(crate) struct Access<'a>(&'a mut State);
 
 impl Access<'_> {
-    /// Bytes of the device, or none if they are not there.
+    /// Returns bytes of the device, or none if they do not exist.
     pub(crate) fn bytes(&mut self, at: DeviceAddress, bytes: usize) -> &mut [u8] {
         if !self.0.may_touch(at.0, bytes, "a step") {
             return &mut [];
         }
-        // SAFETY: it is memory that was allocated or pinned, which `may_touch` has looked up, and whoever has this has the
-        // driver's lock.
+        // SAFETY: the memory was allocated or pinned, which `may_touch` has checked, and the owner
+        // of this value holds the driver's lock.
         unsafe { std::slice::from_raw_parts_mut(pointer(at.0), bytes) }
     }
 }
@@ -296,7 +297,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Does the work of a stream until that is ended.
+    /// Runs the work of a stream until the stream is destroyed.
     fn work(&self, stream: u64) {
         let mut state = self.state.lock();
         loop {
@@ -357,7 +358,7 @@ impl State {
     }
 
     fn delay_us(&mut self) -> u64 {
-        // A generator of random numbers by shifts.
+        // A xorshift generator.
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
@@ -392,7 +393,7 @@ impl State {
         }
     }
 
-    /// A copy of pages, which may come out wrong.
+    /// Copies pages, with an injected corruption if requested.
     fn copy_pages(&mut self, pieces: &[(u64, u64)], bytes: impl Fn(usize) -> usize, who: &str) {
         for (n, (to, from)) in pieces.iter().enumerate() {
             self.copy(*to, *from, bytes(n), who);
@@ -411,7 +412,7 @@ impl State {
         if !self.may_touch(list.at.0, bytes, "a list") {
             return Vec::new();
         }
-        // SAFETY: `may_touch` has looked it up.
+        // SAFETY: `may_touch` has checked the memory.
         let bytes = unsafe { std::slice::from_raw_parts(pointer(list.at.0), bytes) };
         let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
         bytes.chunks(PAIR_BYTES).map(|pair| (number(&pair[..8]), number(&pair[8..]))).collect()
@@ -424,7 +425,7 @@ fn pointer(at: u64) -> *mut u8 {
 
 impl Driver for FakeDriver {
     fn bind_thread(&self) -> Result<(), CallError> {
-        // As with CUDA, a thread is bound to a device that is lost without a complaint.
+        // As with CUDA, binding a thread to a lost device succeeds.
         Ok(())
     }
 

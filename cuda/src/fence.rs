@@ -1,4 +1,4 @@
-//! Points in the order of what the device does.
+//! Points in the execution order of the device.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use parking_lot::Mutex;
 use crate::driver::{CallError, Driver, Event, EventKind, Stream};
 use crate::error::CudaError;
 
-/// A point in a stream, which other streams and threads wait for. Clones are the same point.
+/// A point in a stream, for which other streams and threads wait. Clones share the point.
 ///
-/// One that was not recorded, because what was to come before it never came to the device, is waited for by nobody:
-/// who tries is told ([`CudaError::NeverRecorded`]).
+/// Waiting for a fence that was never recorded fails ([`CudaError::NeverRecorded`]): the work
+/// before it never reached the device.
 #[derive(Clone)]
 pub struct CudaFence(Arc<Point>);
 
@@ -23,39 +23,39 @@ struct Point {
 }
 
 impl CudaFence {
-    /// Makes it the point behind all that was handed to the stream.
+    /// Records the fence behind all work submitted to the stream.
     ///
     /// # Errors
-    /// When the device is lost; the fence is then as one that was never recorded.
+    /// Fails if the device is lost. The fence is then treated as never recorded.
     pub fn record(&self, stream: Stream) -> Result<(), CudaError> {
         let recorded = self.driver().record(self.0.event, stream);
         self.0.is_recorded.store(recorded.is_ok(), Ordering::Release);
         Ok(recorded?)
     }
 
-    /// What is handed to the stream from here on is done behind it. Nobody waits on the host.
+    /// Makes later work of the stream wait for the fence, without a wait on the host.
     ///
     /// # Errors
-    /// When it was never recorded, or the device is lost.
+    /// Fails if the fence was never recorded or the device is lost.
     pub fn wait_on(&self, stream: Stream) -> Result<(), CudaError> {
         self.check()?;
         Ok(self.driver().wait(stream, self.0.event)?)
     }
 
-    /// The calling thread sleeps until everything before it has been done.
+    /// Blocks the calling thread until all work before the fence is done.
     ///
     /// # Errors
-    /// When it was never recorded, or something before it failed.
+    /// Fails if the fence was never recorded or work before it failed.
     pub fn wait(&self) -> Result<(), CudaError> {
         self.check()?;
         self.driver().bind_thread()?;
         Ok(self.driver().sleep_until(self.0.event)?)
     }
 
-    /// Whether everything before it has been done.
+    /// Returns whether all work before the fence is done.
     ///
     /// # Errors
-    /// When it was never recorded, or something before it failed.
+    /// Fails if the fence was never recorded or work before it failed.
     pub fn is_passed(&self) -> Result<bool, CudaError> {
         self.check()?;
         self.driver().bind_thread()?;
@@ -84,7 +84,7 @@ impl Drop for Point {
     }
 }
 
-/// Events that are used again and again. Clones are the same pool.
+/// A pool of reusable events. Clones share the pool.
 #[derive(Clone)]
 pub(crate) struct EventPool(Arc<Pool>);
 
@@ -98,7 +98,7 @@ impl EventPool {
         Self(Arc::new(Pool { driver: driver.clone(), spare: Mutex::default() }))
     }
 
-    /// A fence that is still to be recorded.
+    /// Returns a fence that is not recorded yet.
     pub(crate) fn fence(&self) -> Result<CudaFence, CallError> {
         let spare = self.0.spare.lock().pop();
         let event = match spare {
@@ -109,7 +109,7 @@ impl EventPool {
         Ok(CudaFence(Arc::new(Point { pool: self.clone(), event, is_recorded })))
     }
 
-    /// A fence behind all that was handed to the stream.
+    /// Records a fence behind all work submitted to the stream.
     pub(crate) fn record(&self, stream: Stream) -> Result<CudaFence, CudaError> {
         let fence = self.fence()?;
         fence.record(stream)?;

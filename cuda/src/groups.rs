@@ -1,4 +1,4 @@
-//! In which order the parts of pages are copied.
+//! The order in which the parts of pages are copied.
 
 use std::ops::Range;
 
@@ -7,31 +7,32 @@ use terrace_scheduler::CopyDirection;
 
 use crate::driver::Part;
 
-/// What a launch should move at least, so that its beginning and end do not count: some 80 µs of the link.
+/// Smallest amount for a launch, so that its overhead is negligible: about 80 µs of the link.
 const GROUP_BYTES_MIN: usize = 4 << 20;
-/// Pieces of this size go by the copy engines as fast as by the copy kernel, which takes room from steps.
+/// Piece size from which the copy engines are as fast as the copy kernel, which occupies
+/// multiprocessors.
 const ENGINE_PIECE_BYTES: usize = 256 << 10;
-/// As many groups a page should have at least, so that a step can begin before most of it is there.
+/// Minimum number of groups of a page, so that a step can start before most of it has arrived.
 const GROUPS_MIN: usize = 4;
 
 /// Layers that arrive together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Group {
-    /// The first so many layers are there with it.
+    /// Number of leading layers that have arrived with this group.
     pub(crate) layers: usize,
-    /// What is copied of every page.
+    /// Parts of every page to copy.
     pub(crate) parts: Vec<Part>,
 }
 
 impl Group {
-    /// Bytes of every page.
+    /// Returns the bytes of every page.
     pub(crate) fn bytes(&self) -> usize {
         self.parts.iter().map(|part| part.bytes).sum()
     }
 }
 
-/// The groups of a copy of so many pages. What is loaded comes layer by layer, as steps need it; what is written back
-/// nobody reads before it is whole.
+/// Returns the groups of a copy. Load-backs are divided by layers, in the order in which steps need
+/// them. Write-backs are not divided, because a page is not read before it is complete.
 pub(crate) fn groups(layout: &PageLayout, direction: CopyDirection, pages: usize) -> Vec<Group> {
     let all = layout.layers();
     match direction {
@@ -61,7 +62,7 @@ pub(crate) fn groups(layout: &PageLayout, direction: CopyDirection, pages: usize
     }
 }
 
-/// Adds a range to others; neighbours become one.
+/// Adds a range and merges it with its neighbours.
 fn join(ranges: &mut Vec<Range<usize>>, range: Range<usize>) {
     match ranges.iter_mut().find(|before| before.end == range.start) {
         Some(before) => before.end = range.end,
@@ -76,8 +77,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_pages_come_in_few_groups_and_many_in_pieces_for_copy_engines() {
-        // 64 KiB a layer, 2 MiB a page.
+    fn groups_depend_on_the_number_of_pages() {
+        // 64 KiB per layer, 2 MiB per page.
         let layout = KvLayout::keys_and_values(KvType::Bf16, 32, 8, 128).pages(16).unwrap();
         let of = |pages| groups(&layout, CopyDirection::LoadBack, pages);
         assert_eq!(of(1), [Group { layers: 32, parts: vec![Part { offset: 0, bytes: 2 << 20 }] }]);
@@ -90,14 +91,14 @@ mod tests {
     }
 
     #[test]
-    fn small_pages_come_layer_by_layer() {
-        // 4 KiB a layer, 64 KiB a page.
+    fn small_pages_arrive_layer_by_layer() {
+        // 4 KiB per layer, 64 KiB per page.
         let layout = KvLayout::keys_and_values(KvType::Bf16, 16, 1, 64).pages(16).unwrap();
         assert_eq!(groups(&layout, CopyDirection::LoadBack, 10_000).len(), 16);
     }
 
     #[test]
-    fn a_layer_in_several_slabs_has_a_part_of_each() {
+    fn layer_in_several_slabs_has_a_part_of_each() {
         let slab =
             |layers, dtype, elements| Slab { layers, dtype, form: KvForm::Vector { elements } };
         let layout = KvLayout {

@@ -1,4 +1,5 @@
-//! The copies of one direction: a stream, and a thread that hands copies to it and waits for them.
+//! The copies of one direction: a stream, and a thread that submits copies to it and waits for
+//! them.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,10 +20,10 @@ use crate::transfer::{Copier, HandedOver, Milestone, Order};
 
 type Done = Box<dyn FnOnce(Result<(), CopyError>) + Send>;
 
-/// Why nothing more is to be expected of the device, once that is so. All lanes of a device have the same.
+/// Reason why the device is lost, once it is. Shared by all lanes of a device.
 pub(crate) type Broken = Arc<OnceLock<String>>;
 
-/// A thread that does the copies of one direction, in order. Dropping it waits for those that were started.
+/// A thread that runs the copies of one direction in order. Dropping it waits for copies in flight.
 #[derive(Debug)]
 pub(crate) struct Lane {
     jobs: Option<mpsc::Sender<CopyJob<CudaFence>>>,
@@ -66,7 +67,7 @@ impl Lane {
         }
     }
 
-    /// The next copy is damaged on its way.
+    /// Corrupts the next copy.
     pub(crate) fn corrupt_next(&self) {
         self.corrupt_next.store(true, Ordering::Relaxed);
     }
@@ -90,7 +91,7 @@ struct Worker {
     corrupt_next: Arc<AtomicBool>,
     /// Copies in the stream, the oldest first.
     under_way: VecDeque<UnderWay>,
-    /// Pairs of events that tell the time, to be used again.
+    /// Pairs of timing events for reuse.
     spare_times: Vec<[Event; 2]>,
 }
 
@@ -129,9 +130,9 @@ impl Worker {
         }
     }
 
-    /// How many copies are in the stream at once: enough that the link never waits for this thread, and few, since what is not
-    /// in the stream can still be called off. Of load-backs there are more, because a step can wait on the device only
-    /// for those that are.
+    /// Returns the largest number of copies in the stream. It is high enough that the link never
+    /// waits for this thread, and low enough that most copies can still be cancelled. It is higher
+    /// for load-backs, because a step can wait on the device only for copies in the stream.
     fn depth(&self) -> usize {
         match self.copier.direction {
             CopyDirection::LoadBack => 8,
@@ -181,8 +182,8 @@ impl Worker {
             }
         };
         let copy = HandedOver::nothing(samples);
-        // It is kept with the others from the beginning: should this thread panic, its pages are not let go before the
-        // device has ended with them.
+        // Stored before submission: if this thread panics, its pages stay borrowed until the device
+        // has ended with them.
         self.under_way.push_back(UnderWay { copy, pages, progress, done, times });
         let newest = self.under_way.back_mut().expect("it was just put there");
         let (layout, direction) = (self.copier.ends.memory.layout(), self.copier.direction);
@@ -204,12 +205,12 @@ impl Worker {
         }
     }
 
-    /// The newest copy was not handed over, or not all of it.
+    /// Removes the newest copy, which was not submitted completely.
     fn take_newest_back(&mut self, error: CudaError) {
         let failed = match error {
-            // What waits for a step that never came has not come to the stream itself.
+            // The missing fence concerns only this copy; nothing was submitted.
             CudaError::NeverRecorded => CopyError::Failed(error.to_string()),
-            // Pages are not to be had, but those of portions before may be on their way.
+            // The pages are not available, but earlier portions of the copy may be in flight.
             CudaError::Copy(failed) => {
                 let has_begun = self.under_way.back().is_some_and(|newest| newest.copy.has_begun());
                 if has_begun && let Err(error) = self.copier.drain() {
@@ -217,7 +218,7 @@ impl Worker {
                 }
                 failed
             }
-            // Some may be on its way, and its pages are kept until nothing is.
+            // Part of the copy may be in flight: its pages are kept until the streams are idle.
             error => {
                 let _ = self.copier.drain();
                 self.break_down(&error);
@@ -232,10 +233,10 @@ impl Worker {
         }
     }
 
-    /// Waits for the next that happens to the oldest copy, which may be its end.
+    /// Waits for the next milestone of the oldest copy, which may be its end.
     fn wait_for_next(&mut self) {
         if let Err(error) = self.pass_next() {
-            // Whatever the streams still have to do is over when this returns; of a device that is lost, nothing is done.
+            // All work of the streams has ended when this returns; a lost device runs none.
             let _ = self.copier.drain();
             self.break_down(&error);
             self.fail_oldest(CopyError::Failed(error.to_string()));
@@ -246,7 +247,7 @@ impl Worker {
         let Some(UnderWay { copy, progress, .. }) = self.under_way.front_mut() else {
             return Ok(());
         };
-        // Its pages stay with the copy until it is known that the device has ended with them.
+        // The copy keeps its pages until the device is known to have ended with them.
         if let Some((fence, _)) = copy.milestones.front() {
             fence.wait()?;
         }
@@ -258,7 +259,7 @@ impl Worker {
         if copy.milestones.is_empty() { self.end_oldest() } else { Ok(()) }
     }
 
-    /// The oldest copy has been done.
+    /// Completes the oldest copy.
     fn end_oldest(&mut self) -> Result<(), CudaError> {
         let Some(UnderWay { copy, pages, times, .. }) = self.under_way.front() else {
             return Ok(());
@@ -284,7 +285,7 @@ impl Worker {
         self.end_if_any(done, Err(error));
     }
 
-    /// Gives back all that the oldest copy has.
+    /// Releases all resources of the oldest copy.
     fn let_go_of_oldest(&mut self) -> Option<Done> {
         let UnderWay { copy, done, times, .. } = self.under_way.pop_front()?;
         drop(copy);
@@ -299,16 +300,16 @@ impl Worker {
         }
     }
 
-    /// Tells what came of a copy that has let go of its pages.
+    /// Reports the result of a copy that has released its pages.
     fn end(&self, done: Done, result: Result<(), CopyError>) {
         if matches!(result, Err(CopyError::Failed(_))) {
             self.copier.counts.failed();
         }
-        // Whoever is told must not take the other copies along.
+        // A panic of the callback must not affect other copies.
         let _ = catch_unwind(AssertUnwindSafe(|| done(result)));
     }
 
-    /// Nothing more is to be expected of the device.
+    /// Marks the device as lost.
     fn break_down(&self, error: &CudaError) {
         if self.broken.set(error.to_string()).is_ok() {
             tracing::error!(
@@ -326,7 +327,8 @@ impl Worker {
 }
 
 impl Drop for Worker {
-    /// Copies are under way only if the thread panics: their pages are kept until the device has ended with them.
+    /// Copies are in flight only if the thread panics. Their pages are kept until the device has
+    /// ended with them.
     fn drop(&mut self) {
         if !self.under_way.is_empty() {
             let _ = self.copier.drain();

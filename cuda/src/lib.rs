@@ -50,7 +50,7 @@
 //! With a [`CanaryConfig`](canary::CanaryConfig), some pages are verified on both sides after they
 //! were copied.
 //!
-//! The crate never looks at the content of pages and decides nothing: the scheduler decides which
+//! The crate does not read the content of pages and makes no decisions: the scheduler decides which
 //! pages are copied and when they may be reused.
 
 pub mod canary;

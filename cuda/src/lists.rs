@@ -1,4 +1,5 @@
-//! Lists of addresses on their way to the device: pinned memory and as much of the device's, used round and round.
+//! Upload of address lists to the device: a ring of pinned memory, and a ring of the same size in
+//! device memory.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -9,28 +10,29 @@ use crate::error::CudaError;
 use crate::memory::Allocation;
 use crate::pinned::PinnedBytes;
 
-/// A pair of addresses: where a piece goes, and where it comes from.
+/// Size of a pair of addresses: the destination and the source of a piece.
 pub(crate) const PAIR_BYTES: usize = 16;
 
-/// Places for pairs of addresses. They are taken and given back in the same order, as the copies of a lane are done.
+/// A ring of places for pairs of addresses. They are allocated and freed in the same order, as the
+/// copies of a lane complete.
 #[derive(Debug)]
 pub(crate) struct Lists {
     host: PinnedBytes,
     device: Allocation,
     places: usize,
-    /// Those in use, the oldest first. Each lies in one piece.
+    /// Allocated ranges, the oldest first. Each is contiguous.
     taken: VecDeque<Range<usize>>,
 }
 
 impl Lists {
-    /// With so many places, of 16 bytes each.
+    /// Creates a ring with `places` places of 16 bytes.
     pub(crate) fn new(driver: &Arc<dyn Driver>, places: usize) -> Result<Self, CudaError> {
         let host = PinnedBytes::new(driver, places * PAIR_BYTES)?;
         let device = Allocation::new(driver, places * PAIR_BYTES)?;
         Ok(Self { host, device, places, taken: VecDeque::new() })
     }
 
-    /// Takes places that lie in a row, if there are so many.
+    /// Allocates contiguous places, if there are enough.
     pub(crate) fn take(&mut self, count: usize) -> Option<Range<usize>> {
         let start = match (self.taken.front(), self.taken.back()) {
             (Some(oldest), Some(newest)) if newest.start >= oldest.start => {
@@ -51,12 +53,12 @@ impl Lists {
         Some(start..start + count)
     }
 
-    /// Gives back those that were taken first.
+    /// Frees the oldest range.
     pub(crate) fn give_back_oldest(&mut self) {
         self.taken.pop_front();
     }
 
-    /// Gives back those that were taken last.
+    /// Frees the newest range.
     pub(crate) fn give_back_newest(&mut self) {
         self.taken.pop_back();
     }
@@ -65,7 +67,7 @@ impl Lists {
         self.write_all(place..place + 1, std::iter::once((to, from)));
     }
 
-    /// Writes to places one after the other.
+    /// Writes consecutive places.
     pub(crate) fn write_all(
         &mut self,
         places: Range<usize>,
@@ -83,17 +85,17 @@ impl Lists {
         (self.word(2 * place), self.word(2 * place + 1))
     }
 
-    /// The n-th number from the beginning of a place: half a pair.
+    /// Returns the n-th number from the start of a place: half a pair.
     pub(crate) fn number(&self, place: usize, n: usize) -> u64 {
         self.word(2 * place + n).0
     }
 
-    /// Where the device sees a place in pinned memory.
+    /// Returns the device address of a place in pinned memory.
     pub(crate) fn seen_at(&self, place: usize) -> DeviceAddress {
         self.host.address(place * PAIR_BYTES)
     }
 
-    /// Places as they are in the device's own memory.
+    /// Returns places in device memory.
     pub(crate) fn on_device(&self, places: Range<usize>) -> PairList {
         let at = self.device.at().offset(places.start * PAIR_BYTES);
         PairList { at, pairs: places.len() as u32 }
@@ -111,7 +113,7 @@ mod tests {
     use crate::fake::FakeDriver;
 
     #[test]
-    fn places_are_used_round_and_round() {
+    fn places_are_reused_in_a_ring() {
         let driver: Arc<dyn Driver> = Arc::new(FakeDriver::new(1 << 20, 1));
         let mut lists = Lists::new(&driver, 10).unwrap();
         assert_eq!((lists.take(11), lists.take(6)), (None, Some(0..6)));
@@ -132,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_and_lies_where_the_device_looks() {
+    fn written_places_are_visible_to_the_device() {
         let driver: Arc<dyn Driver> = Arc::new(FakeDriver::new(1 << 20, 1));
         let mut lists = Lists::new(&driver, 4).unwrap();
         let (one, two) = (DeviceAddress(u64::MAX - 1), DeviceAddress(7));

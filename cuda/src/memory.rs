@@ -1,4 +1,4 @@
-//! The device's own memory, as models see it.
+//! Device memory, as models see it.
 
 #![allow(unsafe_code)]
 
@@ -13,12 +13,12 @@ use crate::driver::{CallError, DeviceAddress, Driver, Stream};
 use crate::error::CudaError;
 use crate::fence::{CudaFence, EventPool};
 
-/// The KV pages of a device: one piece of memory, in which a page lies behind the other and each as its
-/// [layout](PageLayout) says. Clones are the same memory.
+/// The KV pages of a device: one contiguous range of pages, each arranged by its
+/// [layout](PageLayout). Clones share the memory.
 #[derive(Clone)]
 pub struct CudaMemory {
     base: DeviceAddress,
-    /// Keeps the memory.
+    /// Owner that keeps the memory alive.
     _owner: Arc<dyn Any + Send + Sync>,
     pages: u32,
     layout: PageLayout,
@@ -37,7 +37,7 @@ impl CudaMemory {
         Ok(Self::at(driver, allocation.at, pages, layout, Arc::new(allocation)))
     }
 
-    /// Pages in memory that somebody keeps.
+    /// Creates pages in memory that `owner` keeps alive.
     pub(crate) fn at(
         driver: &Arc<dyn Driver>,
         base: DeviceAddress,
@@ -48,54 +48,54 @@ impl CudaMemory {
         Self { base, _owner: owner, pages, layout, events: EventPool::new(driver) }
     }
 
-    /// Where the first page begins.
+    /// Returns the address of the first page.
     #[must_use]
     pub fn base(&self) -> DeviceAddress {
         self.base
     }
 
-    /// Where a page begins.
+    /// Returns the address of a page.
     ///
     /// # Panics
-    /// When the device has no such page.
+    /// Panics if the page does not exist.
     #[must_use]
     pub fn address(&self, page: DevicePage) -> DeviceAddress {
         assert!(page.slot() < self.pages, "the device has no {page:?}");
         self.base().offset(page.slot() as usize * self.page_bytes())
     }
 
-    /// How many pages there are.
+    /// Returns the number of pages.
     #[must_use]
     pub fn pages(&self) -> u32 {
         self.pages
     }
 
-    /// From one page to the next.
+    /// Returns the size of a page.
     #[must_use]
     pub fn page_bytes(&self) -> usize {
         self.layout.bytes()
     }
 
-    /// How KV lies in a page.
+    /// Returns the KV layout of a page.
     #[must_use]
     pub fn layout(&self) -> &PageLayout {
         &self.layout
     }
 
-    /// A fence for a step, to be [recorded](CudaFence::record) behind it.
+    /// Creates a fence for a step, to be [recorded](CudaFence::record) behind it.
     ///
     /// # Errors
-    /// When the device is lost.
+    /// Fails if the device is lost.
     pub fn fence(&self) -> Result<CudaFence, CudaError> {
         Ok(self.events.fence()?)
     }
 
-    /// What is handed to the stream from here on is done when a layer of a load-back has arrived. Nobody waits for it on
-    /// the host; only for a copy that has not been handed to the device, which other copies go before.
+    /// Makes later work of the stream wait until a layer of a load-back has arrived. The host waits
+    /// only while the copy is queued behind other copies and has not been submitted to the device.
     ///
     /// # Errors
-    /// When the copy has failed or was called off. One that fails later is known only by its end, and what was made of
-    /// it is then not believed.
+    /// Fails if the copy has failed or was cancelled. A later failure is reported only by the end
+    /// of the copy, and results that depend on it are discarded.
     pub fn wait_for_layer(
         &self,
         stream: Stream,
@@ -124,10 +124,11 @@ impl fmt::Debug for CudaMemory {
     }
 }
 
-/// Where in a stream the layers of a load-back have arrived: by groups.
+/// The points in a stream at which the layers of a load-back have arrived, by group.
 #[derive(Debug)]
 pub(crate) struct LayerMarks {
-    /// The first so many layers have arrived behind the fence. In order, the last for all of them.
+    /// Number of leading layers that have arrived behind each fence, in order; the last covers all
+    /// layers.
     groups: Vec<(usize, CudaFence)>,
 }
 
@@ -144,7 +145,7 @@ impl LayerMarks {
     }
 }
 
-/// Memory of the device, given back when dropped.
+/// An allocation of device memory, freed when dropped.
 #[derive(Debug)]
 pub(crate) struct Allocation {
     driver: Arc<dyn Driver>,
@@ -164,7 +165,8 @@ impl Allocation {
 impl Drop for Allocation {
     fn drop(&mut self) {
         if self.driver.bind_thread().is_ok() {
-            // SAFETY: it was allocated, and whoever hands work on it to a stream keeps it until that has been done.
+            // SAFETY: the memory was allocated, and submitters of work on it keep it until that
+            // work is done.
             unsafe { self.driver.free(self.at) };
         }
     }
@@ -179,7 +181,7 @@ mod tests {
     use crate::fake::FakeDriver;
 
     #[test]
-    fn a_layer_is_waited_for_with_its_group_and_no_other() {
+    fn wait_for_a_layer_waits_for_its_group_only() {
         let fake = FakeDriver::new(1 << 20, 1);
         let driver: Arc<dyn Driver> = Arc::new(fake.clone());
         let (events, memory) = (EventPool::new(&driver), Allocation::new(&driver, 64).unwrap());

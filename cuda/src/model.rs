@@ -1,8 +1,8 @@
-//! Models of the Llama family on a GPU: the forward pass over paged KV in bf16, and the choice of tokens.
+//! Models of the Llama family on a GPU: the forward pass over paged KV in bf16, and sampling.
 //!
-//! What a model computes for a token depends on the tokens up to it and on nothing else, to the bit: products sum up in an
-//! order that does not depend on the number of rows, attention visits keys in tiles and segments at fixed positions, and
-//! everything else is computed for each token by itself.
+//! The results for a token are a function of the tokens up to it alone, to the bit. Products sum in
+//! an order that does not depend on the number of rows, attention visits keys in tiles and segments
+//! at fixed positions, and all other computations are per token.
 
 #![allow(unsafe_code)]
 
@@ -39,7 +39,7 @@ use running::Running;
 pub use ticket::CudaTicket;
 use weights::{Upload, Weights};
 
-/// Changes when the same weights are computed differently.
+/// Version of the computation; changes when results change for the same weights.
 const VERSION: u32 = 1;
 
 /// A model of the Llama family, computed on a GPU.
@@ -50,18 +50,19 @@ pub struct CudaLlama {
     shape: Shape,
     fingerprint: String,
     segment: u32,
-    /// Where algorithms of products are kept.
+    /// Folder of stored matrix-product algorithms.
     choices: Option<PathBuf>,
-    /// Until the first step.
+    /// The weights, until the first step.
     weights: Option<Weights>,
     running: Option<Running>,
 }
 
 impl CudaLlama {
-    /// Brings the weights of a model to a GPU. `progress` is told how many bytes have been brought, and of how many.
+    /// Uploads the weights of a model to a GPU. `progress` receives the uploaded and the total
+    /// bytes.
     ///
     /// # Errors
-    /// When the GPU has no room for them, or cannot compute such a model.
+    /// Fails if the GPU lacks memory or the kernels do not support the model.
     pub fn load(
         context: &Arc<Context>,
         shape: &Shape,
@@ -80,10 +81,10 @@ impl CudaLlama {
         Ok(Self::of(context, driver, shape, source.fingerprint(shape), loaded?))
     }
 
-    /// A model whose weights look random: for measurements, where they need not mean anything.
+    /// Creates a model with pseudo-random weights, for measurements.
     ///
     /// # Errors
-    /// When the GPU has no room for it, or cannot compute such a model.
+    /// Fails if the GPU lacks memory or the kernels do not support the model.
     pub fn random(context: &Arc<Context>, shape: &Shape) -> Result<Self, CudaError> {
         let driver = driver_of(context, shape)?;
         let kernels = Kernels::new(context, shape, 1, kernels::SEGMENT)?;
@@ -102,7 +103,7 @@ impl CudaLlama {
         weights_fingerprint: String,
         weights: Weights,
     ) -> Self {
-        // Others round otherwise, and their KV must not be mixed with this.
+        // Models on other GPUs round differently, and KV must not be mixed.
         let fingerprint =
             format!("{weights_fingerprint}-cuda-{VERSION}-sm{}", context.capability());
         let (context, shape, weights) = (context.clone(), shape.clone(), Some(weights));
@@ -110,33 +111,33 @@ impl CudaLlama {
         Self { context, driver, shape, fingerprint, segment, choices, weights, running: None }
     }
 
-    /// The same model, whose softmax begins afresh after so many keys, [`kernels::SEGMENT`] otherwise: for measurements.
-    /// With fewer, decodes of a long context are computed by more blocks, which takes more device memory than
-    /// [`step_bytes`](Self::step_bytes) says.
+    /// Sets the number of keys after which the softmax restarts, [`kernels::SEGMENT`] by default;
+    /// for measurements. With a smaller segment, decodes of a long context use more blocks and more
+    /// device memory than [`step_bytes`](Self::step_bytes) returns.
     ///
     /// # Panics
-    /// When it is no multiple of 64.
+    /// Panics unless it is a multiple of 64.
     #[must_use]
     pub fn with_segment(self, segment: u32) -> Self {
         assert!(segment > 0 && segment.is_multiple_of(kernels::TILE as u32), "a part of a tile");
         Self { segment, ..self }
     }
 
-    /// Keeps the algorithms that are chosen for matrix products, by their time, in a folder, and takes those that are
-    /// there. A restart then starts sooner, and computes in the same way. A file that is damaged, or of another GPU or
-    /// other versions of driver and libraries, is not used.
+    /// Stores the matrix-product algorithms, which are selected by timing, in a folder, and reuses
+    /// stored ones. A restart is then faster and computes in the same way. A file is ignored if it
+    /// is damaged, or belongs to another GPU or to other versions of driver and libraries.
     #[must_use]
     pub fn keep_choices_in(mut self, folder: Option<PathBuf>) -> Self {
         self.choices = folder;
         self
     }
 
-    /// Compares products of some numbers of rows with the same rows of a product of as many rows as a step can have: all
-    /// rows, and to the bit. Returns what differs, in words. For checks of a GPU; the model has begun, and no step is
-    /// under way.
+    /// Compares products of some numbers of rows with the same rows of the largest product, bit by
+    /// bit, and describes the differences. For checks of a GPU. The model must have started, and no
+    /// step may be in flight.
     ///
     /// # Errors
-    /// When the model has not begun, or the GPU fails.
+    /// Fails if the model has not started or the GPU fails.
     pub fn product_differences(
         &mut self,
         layer: usize,
@@ -146,7 +147,8 @@ impl CudaLlama {
         running.ok_or(CudaError::Config("it has not started"))?.product_differences(layer, counts)
     }
 
-    /// Prepares for steps, and adds to the fingerprint by what and how this machine computes.
+    /// Prepares for steps, and extends the fingerprint by the properties of this machine that
+    /// affect results.
     fn start(
         &mut self,
         weights: Weights,
@@ -159,27 +161,27 @@ impl CudaLlama {
         let mut running = Running::new(driver, shape, kernels, weights, memory, limits, choices)?;
         let (cublaslt, (major, minor)) = (products::version()?, nvrtc::version()?);
         let bits = running.probe(limits)?;
-        // Sums of other segments are rounded otherwise.
+        // Other segment sizes round differently.
         let segment = self.segment;
         self.fingerprint +=
             &format!("-cublaslt{cublaslt}-nvrtc{major}.{minor}-segment{segment}-bits{bits:016x}");
         Ok(running)
     }
 
-    /// How many bytes the weights of a model take on the GPU.
+    /// Returns the bytes of a model's weights on the GPU.
     #[must_use]
     pub fn weight_bytes(shape: &Shape) -> usize {
         weights::bytes(shape)
     }
 
-    /// How many bytes a model takes beside its weights and KV, with steps of such a size.
+    /// Returns the bytes that a model uses beside weights and KV, for steps of a size.
     #[must_use]
     pub fn step_bytes(shape: &Shape, limits: StepLimits) -> usize {
         running::bytes(shape, limits)
     }
 }
 
-/// Looks whether a model can be computed.
+/// Checks that the kernels support a model.
 fn driver_of(context: &Arc<Context>, shape: &Shape) -> Result<Arc<dyn Driver>, CudaError> {
     const CAPABILITY_MIN: u32 = 80;
     let unsupported = |what: String| Err(CudaError::Unsupported(what));
@@ -268,7 +270,7 @@ impl Model for CudaLlama {
     }
 }
 
-/// How the KV of a model lies in pages on a GPU.
+/// Returns the KV layout of a model on a GPU.
 #[must_use]
 pub fn kv_layout(shape: &Shape) -> KvLayout {
     KvLayout::keys_and_values(KvType::Bf16, shape.layers, shape.kv_heads, shape.head_dim)

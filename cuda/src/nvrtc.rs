@@ -1,4 +1,4 @@
-//! The compiler of kernels: source in, a program for one kind of GPU out.
+//! The kernel compiler.
 
 #![allow(unsafe_code)]
 
@@ -10,15 +10,16 @@ use libloading::Library;
 
 use crate::error::CudaError;
 
-/// Names the compiler's library where it is not on the path of libraries.
+/// Environment variable with the path of the compiler's library, if it is not on the library path.
 pub const NVRTC_VARIABLE: &str = "TERRACE_NVRTC";
 
-/// Compiles the source of a kernel for GPUs of a compute capability (90 is 9.0) and returns what the driver loads. It is
-/// made for that GPU alone, so that no driver has to understand what a newer compiler writes. `name` is what the
-/// compiler calls the source in what it says; options are those of `nvcc`, as far as NVRTC has them.
+/// Compiles kernel source for GPUs of a compute capability (90 is 9.0) and returns an image for the
+/// driver. The image is for that GPU alone, so drivers need not understand the output of newer
+/// compilers. The compiler reports the source as `name`. Options are those of `nvcc`, as far as
+/// NVRTC has them.
 ///
 /// # Errors
-/// When there is no compiler, or it does not accept the source.
+/// Fails if there is no compiler or the source does not compile.
 pub fn compile(
     name: &str,
     source: &str,
@@ -26,7 +27,7 @@ pub fn compile(
     options: &[String],
 ) -> Result<Vec<u8>, CudaError> {
     find()?;
-    // What is made for a GPU alone may use all that it has.
+    // A target for one GPU alone enables all of its features.
     let suffix = if capability == 90 { "a" } else { "" };
     let architecture = format!("sm_{capability}{suffix}");
     let failed = |log: String| CudaError::Compile {
@@ -47,10 +48,10 @@ pub fn compile(
     program.image().map_err(|error| failed(error.to_string()))
 }
 
-/// The compiler's version: 13.0 is 13 and 0.
+/// Returns the version of the compiler: 13.0 is 13 and 0.
 ///
 /// # Errors
-/// When there is no compiler.
+/// Fails if there is no compiler.
 pub fn version() -> Result<(i32, i32), CudaError> {
     find()?;
     let (mut major, mut minor) = (0, 0);
@@ -61,10 +62,10 @@ pub fn version() -> Result<(i32, i32), CudaError> {
     })
 }
 
-/// Whether kernels can be compiled here.
+/// Checks that kernels can be compiled.
 ///
 /// # Errors
-/// When there is no compiler.
+/// Fails if there is no compiler.
 pub fn find() -> Result<(), CudaError> {
     static FOUND: OnceLock<Result<(), Option<String>>> = OnceLock::new();
     let found = FOUND.get_or_init(|| {
@@ -77,9 +78,10 @@ pub fn find() -> Result<(), CudaError> {
     found.clone().map_err(|tried| CudaError::NoNvrtc { tried })
 }
 
-/// Loads a library and keeps it: whoever asks for it by its name afterwards gets this one.
+/// Loads a library permanently: later lookups by its name find this one.
 fn load_for_good(path: &OsString) -> Result<(), String> {
-    // SAFETY: the user says that it is the compiler's library, whose initialisation does nothing else.
+    // SAFETY: the user declares it to be the compiler's library, whose initialisation has no other
+    // effects.
     let library = unsafe { Library::new(path) };
     library.map(std::mem::forget).map_err(|error| match std::error::Error::source(&error) {
         Some(why) => format!("{error}: {why}"),
@@ -87,7 +89,7 @@ fn load_for_good(path: &OsString) -> Result<(), String> {
     })
 }
 
-/// Destroyed when dropped.
+/// A program, destroyed when dropped.
 struct Program(sys::nvrtcProgram);
 
 impl Program {
@@ -111,7 +113,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // SAFETY: the program exists, and nobody has it any more.
+        // SAFETY: the program exists and is no longer used.
         let _ = unsafe { result::destroy_program(self.0) };
     }
 }

@@ -1,4 +1,4 @@
-//! Host memory that the device can reach.
+//! Host memory that the device can access.
 
 #![allow(unsafe_code)]
 
@@ -13,12 +13,12 @@ use terrace_l3::{Arena, Target};
 use crate::driver::{DeviceAddress, Driver};
 use crate::error::CudaError;
 
-/// Bytes that are pinned at once. Drivers from 580 on refuse 512 GiB in one call, and several threads, each with its
-/// chunks, are faster than one.
+/// Bytes that are pinned in one call. Drivers from 580 on refuse 512 GiB in one call, and several
+/// threads with a chunk each are faster than one.
 const CHUNK_BYTES: usize = 1 << 30;
-/// Threads that pin.
+/// Number of pinning threads.
 const PINNING_THREADS: usize = 16;
-/// Chunks begin at multiples of this: the driver pins whole pages of the system, each once.
+/// Alignment of chunks: the driver pins whole system pages, each once.
 const SYSTEM_PAGE_BYTES: usize = 4096;
 
 /// Memory that is pinned until this is dropped.
@@ -35,26 +35,26 @@ unsafe impl Send for Pinned {}
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
-    /// Pins memory that somebody else owns.
+    /// Pins memory of another owner.
     ///
     /// # Errors
-    /// When so much cannot be pinned, or some of it is already.
+    /// Fails if the memory cannot be pinned, or part of it is already.
     ///
     /// # Safety
-    /// The bytes stay mapped until this is dropped, and whoever has the device touch them sees to it that this is not
-    /// dropped before the device has ended.
+    /// The bytes must stay mapped until this is dropped, and this must not be dropped before the
+    /// device has ended with them.
     pub(crate) unsafe fn new(
         driver: &Arc<dyn Driver>,
         base: NonNull<u8>,
         bytes: usize,
     ) -> Result<Self, CudaError> {
-        // SAFETY: as the caller says.
+        // SAFETY: guaranteed by the caller.
         let seen_at = unsafe { driver.pin(base, bytes) };
         let seen_at = seen_at.map_err(|source| CudaError::NotPinned { bytes, source })?;
         Ok(Self { driver: driver.clone(), base, bytes, seen_at })
     }
 
-    /// Where the device sees the memory.
+    /// Returns the device address of the memory.
     #[must_use]
     pub fn seen_at(&self) -> DeviceAddress {
         self.seen_at
@@ -70,13 +70,14 @@ impl fmt::Debug for Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         if self.driver.bind_thread().is_ok() {
-            // SAFETY: it was pinned, and nothing is on its way, as whoever has pinned it promised.
+            // SAFETY: the memory is pinned, and no access is in flight, as the creator has
+            // guaranteed.
             unsafe { self.driver.unpin(self.base) };
         }
     }
 }
 
-/// Where the device sees an arena.
+/// An arena as the device addresses it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SeenArena {
     base: usize,
@@ -84,7 +85,7 @@ pub(crate) struct SeenArena {
 }
 
 impl SeenArena {
-    /// Pins all of an arena for as long as it lives.
+    /// Pins an arena for its lifetime.
     pub(crate) fn pin(driver: &Arc<dyn Driver>, arena: &Arena) -> Result<Self, CudaError> {
         Self::pin_in_chunks(driver, arena, CHUNK_BYTES)
     }
@@ -106,7 +107,7 @@ impl SeenArena {
                 // before the last loan of a page: copies hold loans until the device has ended.
                 let new =
                     unsafe { Pinned::new(driver, arena.base().add(chunk.start), chunk.len()) };
-                // The other threads pin no more once one has failed.
+                // After one failure the other threads stop.
                 let new = new.inspect_err(|_| next.store(chunks.len(), Ordering::Relaxed));
                 pinned.push((chunk.start, new?));
             }
@@ -139,15 +140,15 @@ impl SeenArena {
         Ok(Self { base: arena.base().addr().get(), seen_at })
     }
 
-    /// Where the device sees what lies at an address of the arena.
+    /// Returns the device address of a byte of the arena.
     pub(crate) fn address(&self, at: *const u8) -> DeviceAddress {
         self.seen_at.offset(at.addr() - self.base)
     }
 }
 
-/// Ranges of memory that are pinned one by one. A range ends where a page of so many bytes does, because a copy must not
-/// reach from one into the next: it is longer than `bytes_max` only if a page is, or if pages and those of the system
-/// have so few ends in common.
+/// Divides memory into ranges that are pinned separately. A range ends at a page boundary, because
+/// a copy must not cross ranges. It exceeds `bytes_max` only if one page does, or if KV pages and
+/// system pages have few common boundaries.
 fn chunks(bytes: usize, page_bytes: usize, bytes_max: usize) -> Vec<Range<usize>> {
     let common = page_bytes / gcd(page_bytes, SYSTEM_PAGE_BYTES);
     let unit = common.saturating_mul(SYSTEM_PAGE_BYTES);
@@ -159,7 +160,7 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Pinned memory of our own.
+/// Pinned memory with its allocation.
 #[derive(Debug)]
 pub(crate) struct PinnedBytes {
     bytes: Target,
@@ -170,7 +171,7 @@ impl PinnedBytes {
     pub(crate) fn new(driver: &Arc<dyn Driver>, bytes: usize) -> Result<Self, CudaError> {
         let arena = Arena::new(1, bytes).map_err(CudaError::HostMemory)?;
         let seen = SeenArena::pin(driver, &arena)?;
-        let bytes = arena.target(0).expect("nobody else knows the arena");
+        let bytes = arena.target(0).expect("the arena is not shared yet");
         Ok(Self { bytes, seen })
     }
 
@@ -182,7 +183,7 @@ impl PinnedBytes {
         &mut self.bytes
     }
 
-    /// Where the device sees the byte at an offset.
+    /// Returns the device address of the byte at an offset.
     pub(crate) fn address(&self, offset: usize) -> DeviceAddress {
         self.seen.address(self.bytes.start().wrapping_add(offset))
     }
@@ -217,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn no_call_pins_more_than_a_chunk_and_the_device_sees_one_piece() {
+    fn pins_in_chunks_with_contiguous_device_addresses() {
         const CHUNK: usize = 40_000;
         let (fake, driver) = driver();
         let arena = Arena::with_headroom(50, 4096).unwrap();
@@ -234,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_pinned_is_let_go_if_the_rest_cannot_be() {
+    fn failed_pin_releases_pinned_chunks() {
         let (fake, driver) = driver();
         fake.limit_pinned(100_000);
         let arena = Arena::with_headroom(50, 4096).unwrap();

@@ -1,18 +1,20 @@
-//! In which portions the pages of a large copy are handed over, so that the link need not wait for the thread that
+//! The division of a large copy into portions, so that the link does not wait for the thread that
 //! prepares them.
 
 use std::ops::Range;
 
-/// What is prepared before anything is copied, some 10 µs of work.
+/// Pages that are prepared before the first copy starts, about 10 µs of work.
 const FIRST_PAGES: usize = 512;
-/// What the link moves, at 50 GB/s, in the time that a page may take to be prepared.
+/// Bytes that the link moves, at 50 GB/s, in the time in which one page is prepared.
 const BYTES_MEANWHILE: usize = 2000;
 
-/// The portions of so many pages, of each of which so many bytes are copied with its portion.
+/// Returns the portions of `pages` pages, of each of which `bytes` bytes are copied with its
+/// portion.
 ///
-/// The first is small, so that it starts at once. The next ones grow only so fast that each is prepared before the one in
-/// front of it has been copied: every beginning and end of a portion costs the link some microseconds, so they are to be
-/// few. Towards the end they shrink, because the pages of the last one are given back when nothing is copied any more.
+/// The first portion is small, so that the copy starts at once. Later portions grow only as far as
+/// each can be prepared while the one before it is copied: each portion costs the link some
+/// microseconds, so there should be few. The last ones shrink, because the pages of the last
+/// portion are released after the copy has ended.
 pub(crate) fn portions(pages: usize, bytes: usize) -> Vec<Range<usize>> {
     let growth = (bytes / BYTES_MEANWHILE).clamp(2, 8);
     let (mut portions, mut start, mut size) = (Vec::new(), 0, FIRST_PAGES);
@@ -37,14 +39,14 @@ mod tests {
     }
 
     #[test]
-    fn small_copies_are_handed_over_at_once() {
+    fn small_copy_is_one_portion() {
         assert_eq!(sizes(1, 4096), [1]);
         assert_eq!(sizes(768, 4096), [768]);
         assert_eq!(sizes(1000, 2 << 20), [512, 488]);
     }
 
     #[test]
-    fn portions_grow_while_there_is_much_to_do_and_shrink_before_the_end() {
+    fn portions_grow_and_shrink_before_the_end() {
         assert_eq!(
             sizes(1 << 19, 4096),
             [
@@ -56,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn every_page_is_in_one_portion() {
+    fn portions_cover_every_page_once() {
         for pages in [1, 511, 769, 1 << 12, 12_345, 1 << 17] {
             for bytes in [1, 4096, 1 << 20] {
                 let portions = portions(pages, bytes);

@@ -1,4 +1,4 @@
-//! The driver that is really there.
+//! The real CUDA driver.
 
 #![allow(unsafe_code)]
 
@@ -18,22 +18,22 @@ use crate::driver::{
 use crate::error::CudaError;
 use crate::nvrtc;
 
-/// The kernels of copies and checksums.
+/// Source of the copy and checksum kernels.
 const KERNELS: &str = include_str!("../kernels/copy.cu");
-/// Together, as many threads as saturate the link; in small blocks, which have room on a multiprocessor beside those of
-/// steps. While both directions are in use, reads from host get less of the link than writes do: with more of them on their
-/// way, both together are faster.
+/// Number of blocks: enough threads to saturate the link, in small blocks that fit on a
+/// multiprocessor beside those of steps. While both directions are in use, reads from the host get
+/// less of the link than writes. More reads in flight make both together faster.
 const TO_DEVICE_BLOCKS: u32 = 64;
 const TO_HOST_BLOCKS: u32 = 16;
 const COPY_THREADS: u32 = 256;
-/// Pieces that `fetch` copies at once; must be what the kernel's list is made for.
+/// Pieces that `fetch` copies at once; must match the kernel's list.
 const FETCHED_MAX: usize = 8;
-/// The most that a block can have.
+/// Largest block.
 const BLOCK_THREADS: u32 = 1024;
-/// Enough to read memory at a good speed; must be what the kernel's shared memory is made for.
+/// Enough threads to read memory at full speed; must match the kernel's shared memory.
 const CHECKSUM_THREADS: u32 = 256;
 
-/// A GPU, with the kernels that copies need.
+/// A GPU, with the kernels for copies.
 #[derive(Debug)]
 pub(crate) struct RealDriver {
     context: Arc<Context>,
@@ -43,7 +43,7 @@ pub(crate) struct RealDriver {
     checksums: sys::CUfunction,
 }
 
-// SAFETY: the driver's calls may come from any thread; what is kept here are handles that never change.
+// SAFETY: driver calls may come from any thread, and the handles stored here never change.
 unsafe impl Send for RealDriver {}
 // SAFETY: as above.
 unsafe impl Sync for RealDriver {}
@@ -63,7 +63,8 @@ impl RealDriver {
         };
         let name = |name: &std::ffi::CStr| name.to_owned();
         let copy_parts = function(name(c"copy_parts"))?;
-        // A multiprocessor's memory is divided as steps want it, or their blocks and these could not be there together.
+        // A multiprocessor's shared memory is divided as steps need it; otherwise their blocks and
+        // these could not run together.
         let divided = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
         // SAFETY: the function exists.
         let set = unsafe { sys::cuFuncSetAttribute(copy_parts, divided, 100) };
@@ -78,8 +79,8 @@ impl RealDriver {
     }
 
     /// # Safety
-    /// The parameters are those of the kernel, in their order and of their types, and what they name is memory that
-    /// the device can reach until it has been done.
+    /// The parameters must match the kernel's in order and type. Memory that they name must be
+    /// accessible to the device until the kernel is done.
     unsafe fn launch(
         &self,
         function: sys::CUfunction,
@@ -88,7 +89,7 @@ impl RealDriver {
         parameters: &mut [*mut c_void],
     ) -> Result<(), CallError> {
         let (grid, block) = ((blocks, 1, 1), (threads, 1, 1));
-        // SAFETY: as the caller says; the function belongs to a module that is loaded.
+        // SAFETY: guaranteed by the caller; the function belongs to a module that is loaded.
         let launched =
             unsafe { result::launch_kernel(function, grid, block, 0, stream.raw(), parameters) };
         call("cuLaunchKernel", launched)
@@ -98,7 +99,7 @@ impl RealDriver {
 impl Drop for RealDriver {
     fn drop(&mut self) {
         if self.context.bind().is_ok() {
-            // SAFETY: whoever launches kernels keeps the driver until they have ended.
+            // SAFETY: launched kernels have ended before the driver is dropped.
             let _ = unsafe { result::module::unload(self.module) };
         }
     }
@@ -112,7 +113,7 @@ impl Driver for RealDriver {
     fn check(&self) -> Result<(), CallError> {
         /// The stream of the calling thread (`CU_STREAM_PER_THREAD`), in which nothing runs.
         const OF_THREAD: Stream = Stream(2);
-        // SAFETY: the stream always exists, and the call only asks.
+        // SAFETY: the stream always exists, and the call only queries it.
         match unsafe { sys::cuStreamQuery(OF_THREAD.raw()) }.result() {
             Err(result::DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => {}
             other => call("cuStreamQuery", other)?,
@@ -127,8 +128,9 @@ impl Driver for RealDriver {
     fn allocate(&self, bytes: usize) -> Result<DeviceAddress, CallError> {
         // SAFETY: the memory is new.
         let at = call("cuMemAlloc", unsafe { result::malloc_sync(bytes) })?;
-        // What kernels read of it before they write it, such as the rest of a box of tokens, has the same value each time.
-        // SAFETY: the memory is as large. The stream is that of the call before, whose end others do not wait for.
+        // Zeroed, because kernels read bytes before they write them, such as the rest of a box of
+        // tokens, and must get the same value each time. SAFETY: the memory has that size. The
+        // stream is that of the call before, whose end other streams do not wait for.
         let cleared =
             call("cuMemsetD8", unsafe { result::memset_d8_sync(at, 0, bytes) }).and_then(|()| {
                 // SAFETY: as above.
@@ -141,7 +143,7 @@ impl Driver for RealDriver {
     }
 
     unsafe fn free(&self, at: DeviceAddress) {
-        // SAFETY: as the caller says.
+        // SAFETY: guaranteed by the caller.
         let freed = call("cuMemFree", unsafe { result::free_sync(at.0) });
         warn_of(freed);
     }
@@ -162,7 +164,7 @@ impl Driver for RealDriver {
     }
 
     unsafe fn unpin(&self, base: NonNull<u8>) {
-        // SAFETY: as the caller says.
+        // SAFETY: guaranteed by the caller.
         let unpinned = unsafe { sys::cuMemHostUnregister(base.as_ptr().cast()) };
         warn_of(call("cuMemHostUnregister", unpinned.result()));
     }
@@ -327,7 +329,7 @@ impl Driver for RealDriver {
 }
 
 impl Event {
-    /// What CUDA calls it.
+    /// Returns CUDA's handle.
     #[must_use]
     pub fn raw(self) -> sys::CUevent {
         std::ptr::with_exposed_provenance_mut(self.0 as usize)
@@ -338,7 +340,7 @@ fn parameter<T>(value: &mut T) -> *mut c_void {
     std::ptr::from_mut(value).cast()
 }
 
-/// What cannot be given back is lost; that the device is lost is told elsewhere.
+/// Logs a failed release. The resource leaks; a lost device is reported elsewhere.
 fn warn_of(result: Result<(), CallError>) {
     if let Err(error) = result {
         tracing::warn!("{error}");

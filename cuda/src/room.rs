@@ -1,5 +1,5 @@
-//! Memory of both sides in which devices are made one after the other: pinning it anew for each would take longer than
-//! most of what is measured with them.
+//! Memory of both sides in which devices are created in succession: pinning it again for each would
+//! take longer than most measurements.
 
 #![allow(unsafe_code)]
 
@@ -27,10 +27,10 @@ pub struct Room {
 }
 
 impl Room {
-    /// Takes memory of both sides. Pinning takes about half a second a GiB.
+    /// Allocates memory of both sides. Pinning takes about half a second per GiB.
     ///
     /// # Errors
-    /// When memory of either side is short.
+    /// Fails if memory of either side is short.
     pub fn new(
         context: &Arc<Context>,
         host_bytes: usize,
@@ -52,13 +52,13 @@ impl Room {
         Ok(Arc::new(Self { host, seen, device, device_bytes, is_taken }))
     }
 
-    /// The host memory that so many pages take, with what stores want before each.
+    /// Returns the host memory for `pages` pages, including the headroom of stores.
     #[must_use]
     pub fn host_bytes(pages: u32, page_bytes: usize) -> usize {
         pages as usize * (page_bytes + Arena::headroom_bytes(page_bytes))
     }
 
-    /// Pages of both sides in it, until the last of them is let go.
+    /// Takes pages of both sides; the room is free again when the last of them is dropped.
     pub(crate) fn take(
         self: &Arc<Self>,
         driver: &Arc<dyn Driver>,
@@ -79,7 +79,7 @@ impl Room {
         let taken = Arc::new(Taken(self.clone()));
         let memory = CudaMemory::at(driver, self.device.at(), device_pages, layout, taken.clone());
         let (base, headroom) = (self.host.base(), Arena::headroom_bytes(page_bytes));
-        // SAFETY: the room has so many bytes, which nobody else has before `taken` is dropped.
+        // SAFETY: the room has that many bytes, and no other user before `taken` is dropped.
         let arena = unsafe {
             Arena::from_raw_with_headroom(base, host_pages, page_bytes, headroom, Box::new(taken))
         };
@@ -87,7 +87,7 @@ impl Room {
     }
 }
 
-/// A room that somebody has.
+/// A room in use.
 #[derive(Debug)]
 struct Taken(Arc<Room>);
 

@@ -1,41 +1,41 @@
-//! What a device has done, for metrics.
+//! Statistics of a device, for metrics.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::driver::DeviceMemory;
 
-/// What a device has done since it was opened.
+/// Statistics of a device since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CudaStats {
     /// Copies from host to device.
     pub to_device: LinkStats,
     /// Copies from device to host.
     pub to_host: LinkStats,
-    /// The device's memory; nothing of a device that is lost.
+    /// Device memory; zero if the device is lost.
     pub memory: DeviceMemory,
 }
 
-/// What has gone over the link one way.
+/// Traffic over the link in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkStats {
-    /// Bytes of copies that were done.
+    /// Bytes of completed copies.
     pub bytes: u64,
-    /// How long copies were under way.
+    /// Time during which copies were in flight.
     pub busy: Duration,
-    /// Parts of copies that the copy kernel has done.
+    /// Parts of copies done by the copy kernel.
     pub by_kernel: u64,
-    /// Parts of copies that copy engines have done.
+    /// Parts of copies done by copy engines.
     pub by_batch: u64,
     /// Copies that failed.
     pub failed: u64,
     /// Pages that were compared on both sides.
     pub pages_compared: u64,
-    /// Pages that were not the same on both sides.
+    /// Pages that differed.
     pub pages_corrupt: u64,
 }
 
-/// The same while it is counted.
+/// Counters of [`LinkStats`].
 #[derive(Debug, Default)]
 pub(crate) struct LinkCounts {
     bytes: AtomicU64,

@@ -1,4 +1,4 @@
-//! One copy, from the pages that are lent for it to the work that is handed to the device.
+//! One copy, from its borrowed pages to the work submitted to the device.
 
 #![allow(unsafe_code)]
 
@@ -21,7 +21,7 @@ use crate::pinned::SeenArena;
 use crate::portions::portions;
 use crate::stats::LinkCounts;
 
-/// What a planted corruption writes over the beginning of a page.
+/// Bytes that a planted corruption writes over the start of a page.
 const CORRUPTION: [u64; 2] = [0x6b8b_4567_327b_23c6, 0x643c_9869_6633_4873];
 
 /// Both sides of the copies of a lane.
@@ -31,8 +31,8 @@ pub(crate) struct Ends {
     pub(crate) host: Option<(Arena, SeenArena)>,
 }
 
-/// Host pages of a portion: nobody else touches them until this is dropped, which is after the device has ended with
-/// them.
+/// Borrowed host pages of a portion. They are exclusive until this is dropped, which is after the
+/// device has ended with them.
 #[derive(Debug)]
 pub(crate) enum Lent {
     Read(Sources),
@@ -40,7 +40,7 @@ pub(crate) enum Lent {
 }
 
 impl Lent {
-    /// The bytes of the n-th page. The device must have ended with it.
+    /// Returns the bytes of the n-th page. The device must have ended with it.
     fn bytes(&self, n: usize) -> &[u8] {
         match self {
             Self::Read(sources) => sources.bytes(n),
@@ -49,18 +49,18 @@ impl Lent {
     }
 }
 
-/// Hands copies to a stream of their own.
+/// Submits copies to a dedicated stream.
 #[derive(Debug)]
 pub(crate) struct Copier {
     pub(crate) driver: Arc<dyn Driver>,
     pub(crate) stream: Stream,
-    /// Lists go to the device in a stream of their own, while pages of the list before are copied.
+    /// Stream for lists, which are uploaded while pages of the list before are copied.
     pub(crate) list_stream: Stream,
     pub(crate) events: EventPool,
     pub(crate) ends: Ends,
     pub(crate) lists: Lists,
     pub(crate) direction: CopyDirection,
-    /// Pieces of so many bytes and more go by the copy engines.
+    /// Piece size from which the copy engines are used.
     pub(crate) batch_from: Option<usize>,
     pub(crate) counts: Arc<LinkCounts>,
     pub(crate) batch: BatchLists,
@@ -74,67 +74,67 @@ pub(crate) struct BatchLists {
     bytes: Vec<usize>,
 }
 
-/// A copy that is to be handed over.
+/// A copy to submit.
 #[derive(Debug)]
 pub(crate) struct Order<'a> {
-    /// The pages of both sides; there are as many of either.
+    /// The pages of both sides, equally many.
     pub(crate) device_pages: &'a [DevicePage],
     pub(crate) host_pages: &'a [HostPage],
     pub(crate) groups: Vec<Group>,
     pub(crate) after: Option<&'a CudaFence>,
-    /// Events that tell when it began and ended.
+    /// Timing events for its start and end.
     pub(crate) times: [Event; 2],
-    /// Its room in the lists.
+    /// Its places in the lists.
     pub(crate) places: Range<usize>,
-    /// Whether it is damaged on its way, for tests of canaries.
+    /// True if the copy is corrupted, for tests of canaries.
     pub(crate) is_corrupted: bool,
 }
 
-/// A copy in a stream, or what there is of it.
+/// A submitted or partly submitted copy.
 #[derive(Debug)]
 pub(crate) struct HandedOver {
-    /// Which of its pages are compared, in order.
+    /// Compared pages, in order.
     samples: Vec<usize>,
-    /// Pages that are lent and whose portion does not end in the stream yet.
+    /// Borrowed pages whose portion has no end in the stream yet.
     beginning: VecDeque<Lent>,
-    /// What has not been seen to happen, in the order of the stream: the points behind it.
+    /// Pending milestones with their fences, in stream order.
     pub(crate) milestones: VecDeque<(CudaFence, Milestone)>,
-    /// How many of the pages that were compared are not the same on both sides.
+    /// Number of compared pages that differ.
     corrupt: usize,
 }
 
-/// What happens to a copy.
+/// A milestone of a copy.
 #[derive(Debug)]
 pub(crate) enum Milestone {
-    /// The first so many layers are there.
+    /// The given number of leading layers has arrived.
     Layers(usize),
     /// The device has ended with some of the pages.
     Ended(Portion),
 }
 
-/// Pages of a copy that are given back together.
+/// Pages of a copy that are released together.
 #[derive(Debug)]
 pub(crate) struct Portion {
     pages: Range<usize>,
     lent: Lent,
-    /// Which of the copy's samples are among them, and where their sums will be.
+    /// Indices of the copy's samples in it, and the place of their sums.
     samples: Range<usize>,
     sums_place: usize,
 }
 
 impl HandedOver {
-    /// Nothing of a copy whose n-th pages are to be compared.
+    /// Creates a copy without submitted work, whose n-th pages are to be compared.
     pub(crate) fn nothing(samples: Vec<usize>) -> Self {
         let (beginning, milestones) = (VecDeque::new(), VecDeque::new());
         Self { samples, beginning, milestones, corrupt: 0 }
     }
 
-    /// Whether any of its pages may be on their way.
+    /// Returns whether any of its pages may be in flight.
     pub(crate) fn has_begun(&self) -> bool {
         !self.beginning.is_empty() || !self.milestones.is_empty()
     }
 
-    /// Where its layers will have arrived.
+    /// Returns the points at which its layers will have arrived.
     pub(crate) fn marks(&self) -> LayerMarks {
         let layers = self.milestones.iter().filter_map(|(fence, milestone)| match milestone {
             Milestone::Layers(layers) => Some((*layers, fence.clone())),
@@ -143,7 +143,7 @@ impl HandedOver {
         LayerMarks::new(layers.collect())
     }
 
-    /// Whether all pages that were compared are the same on both sides.
+    /// Returns an error if a compared page differs.
     pub(crate) fn verdict(&self) -> Result<(), CopyError> {
         match self.corrupt {
             0 => Ok(()),
@@ -157,19 +157,21 @@ impl HandedOver {
 }
 
 impl Copier {
-    /// How many places of the lists a copy needs.
+    /// Returns the number of list places that a copy needs.
     pub(crate) fn places(pages: usize, samples: usize) -> usize {
-        // A pair for each page and sample, room for the sums of samples, and what is planted.
+        // A pair for each page and sample, space for the sums of samples, and the planted bytes.
         pages + 2 * samples + 1
     }
 
-    /// Hands a copy to the stream: behind what it comes after, group by group, then the checksums of samples.
+    /// Submits a copy to the stream: behind its fence, group by group, then the checksums of
+    /// samples.
     ///
-    /// The pages of a large copy are prepared while those before them are copied, and given back while those behind them
-    /// are: the first group and the last one go in portions. The groups between them are copied of all pages at once.
+    /// Pages of a large copy are prepared and released in portions while other pages are copied.
+    /// Only the first and the last group are divided into portions; the groups between them copy
+    /// all pages at once.
     ///
-    /// When it fails, some of it may have been handed over all the same; the pages are lent until the caller has waited
-    /// for the streams and dropped `copy`.
+    /// After an error, part of the copy may have been submitted. The pages stay borrowed until the
+    /// caller has waited for the streams and dropped `copy`.
     pub(crate) fn hand_over(
         &mut self,
         order: &Order<'_>,
@@ -209,7 +211,7 @@ impl Copier {
         Ok(())
     }
 
-    /// Takes the host pages of a portion, and writes its list.
+    /// Borrows the host pages of a portion, and writes its list.
     fn prepare(
         &mut self,
         order: &Order<'_>,
@@ -246,12 +248,12 @@ impl Copier {
         })
     }
 
-    /// Sends places of the lists to the device. What is handed to the stream of copies from here on comes behind it.
+    /// Sends places of the lists to the device, and makes later copies wait for them.
     fn fetch(&self, places: Range<usize>) -> Result<(), CudaError> {
         let (to, from) =
             (self.lists.on_device(places.clone()).at, self.lists.seen_at(places.start));
-        // SAFETY: both are the lists' memory, in places that are this copy's until it has ended, which is behind what the
-        // other stream waits for here.
+        // SAFETY: both are the lists' memory, in places that belong to this copy until it has
+        // ended, which is behind the point that the other stream waits for here.
         unsafe { self.driver.fetch(self.list_stream, to, from, places.len() * PAIR_BYTES)? };
         self.events.record(self.list_stream)?.wait_on(self.stream)
     }
@@ -261,8 +263,8 @@ impl Copier {
         let is_large = self.batch_from.is_some_and(|bytes| part.bytes >= bytes);
         if !is_large {
             let list = self.lists.on_device(places.clone());
-            // SAFETY: the stream comes to this when the list is there. It names pages that the caller keeps until the
-            // stream has passed them, and the part lies in a page.
+            // SAFETY: the stream reaches this point after the list has arrived. It names pages that
+            // the caller keeps until the stream has passed them, and the part lies in a page.
             unsafe { self.driver.copy_by_kernel(self.stream, self.direction, list, part)? };
             self.counts.by_kernel();
             return Ok(());
@@ -283,7 +285,7 @@ impl Copier {
         Ok(())
     }
 
-    /// All of a portion's pages has been handed to the stream: behind that come the checksums of its samples and its end.
+    /// Ends a portion whose copies are submitted: adds the checksums of its samples and its end.
     fn end_portion(
         &mut self,
         order: &Order<'_>,
@@ -297,7 +299,7 @@ impl Copier {
         }
         let before = |page: usize| copy.samples.partition_point(|sample| *sample < page);
         let samples = before(pages.start)..before(pages.end);
-        // Behind the pages of all of the copy there are places for its samples, and behind those for their sums.
+        // Places behind the pages of the copy: first its samples, then their sums.
         let first_sample = place(order.device_pages.len());
         let sums_place = first_sample + copy.samples.len() + samples.start;
         if !samples.is_empty() {
@@ -313,8 +315,9 @@ impl Copier {
             self.fetch(list.clone())?;
             let (list, sums) = (self.lists.on_device(list), self.lists.seen_at(sums_place));
             let page_bytes = self.ends.memory.page_bytes();
-            // SAFETY: the stream comes to this when the list is there; it names device pages of this copy, which the
-            // caller keeps, and the sums are this copy's places in the lists.
+            // SAFETY: the stream reaches this point after the list has arrived. It names device
+            // pages of this copy, which the caller keeps, and the sums are this copy's places in
+            // the lists.
             unsafe { self.driver.checksums(self.stream, list, page_bytes, sums)? };
         }
         let end = self.events.record(self.stream)?;
@@ -324,7 +327,7 @@ impl Copier {
         Ok(())
     }
 
-    /// Writes over the beginning of what was copied, for tests of canaries.
+    /// Overwrites the start of the copied page, for tests of canaries.
     fn corrupt(&mut self, place: usize, at: DeviceAddress) -> Result<(), CudaError> {
         let [first, second] = CORRUPTION.map(DeviceAddress);
         self.lists.write(place, first, second);
@@ -335,7 +338,7 @@ impl Copier {
         Ok(())
     }
 
-    /// Compares the samples of a portion that has ended, and gives its pages back.
+    /// Compares the samples of a completed portion, and releases its pages.
     pub(crate) fn end(&self, portion: Portion, copy: &mut HandedOver) {
         let samples = &copy.samples[portion.samples];
         let sums = (0..samples.len()).map(|n| self.lists.number(portion.sums_place, n));
@@ -347,7 +350,7 @@ impl Copier {
         copy.corrupt += corrupt;
     }
 
-    /// Waits until the device has done all that was handed to it, or is lost.
+    /// Waits until all submitted work is done or the device is lost.
     pub(crate) fn drain(&self) -> Result<(), CudaError> {
         let lists = self.driver.drain(self.list_stream);
         Ok(self.driver.drain(self.stream).and(lists)?)

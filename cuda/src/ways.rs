@@ -1,4 +1,4 @@
-//! By which way pieces of which size go: measured when a device is opened.
+//! Copy method by piece size, measured when a device is opened.
 
 #![allow(unsafe_code)]
 
@@ -14,37 +14,37 @@ use crate::lists::{Lists, PAIR_BYTES};
 use crate::memory::CudaMemory;
 use crate::pinned::SeenArena;
 
-/// From which size on pieces go by the copy engines instead of the copy kernel; never with none.
+/// The piece sizes from which the copy engines are used instead of the copy kernel; never if none.
 ///
-/// The kernel moves pieces of any size at the speed of the link and keeps a few multiprocessors busy; copy engines keep
-/// none, but are slow where pieces are small.
+/// The kernel moves pieces of any size at link speed and occupies a few multiprocessors. Copy
+/// engines occupy none, but are slow for small pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyWays {
-    /// Bytes of a piece from host to device.
+    /// Piece size from host to device, in bytes.
     pub to_device_batch_from: Option<usize>,
-    /// Bytes of a piece from device to host.
+    /// Piece size from device to host, in bytes.
     pub to_host_batch_from: Option<usize>,
 }
 
 impl Default for CopyWays {
-    /// What was found on PCIe 5, for devices too small to measure.
+    /// Values measured on PCIe 5, for devices too small to measure.
     fn default() -> Self {
         Self { to_device_batch_from: Some(1 << 20), to_host_batch_from: Some(1 << 20) }
     }
 }
 
-/// The sizes that are tried, as far as pages are as large. Below them the kernel is the faster by far.
+/// Measured sizes, as far as pages are that large. Below them the kernel is much faster.
 const SIZES: [usize; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
-/// What is moved to measure: a good millisecond.
+/// Bytes of a measurement: just over a millisecond.
 const SAMPLE_BYTES: usize = 64 << 20;
-/// With less than this the beginning and end of a copy count too much.
+/// Smallest measurement: below, the overhead of a copy dominates.
 const SAMPLE_BYTES_MIN: usize = 4 << 20;
-/// Copy engines may take so many times as long: the kernel makes steps slower.
+/// Ratio of times up to which copy engines are preferred, because the kernel slows steps down.
 const SLOWER: f64 = 1.1;
-/// The first is a warm-up.
+/// Number of runs; the first is a warm-up.
 const RUNS: usize = 3;
 
-/// Tries both ways. Nobody uses the pages yet, so it does not matter what is in them.
+/// Measures both ways. The pages are unused, so their content does not matter.
 pub(crate) fn measure(
     driver: &Arc<dyn Driver>,
     memory: &CudaMemory,
@@ -84,7 +84,7 @@ pub(crate) fn measure(
 
 type Pair = (DeviceAddress, DeviceAddress);
 
-/// Pieces of pages, in an order in which no two that follow each other are neighbours.
+/// Returns pieces of pages, in an order without adjacent neighbours.
 fn pieces(
     memory: &CudaMemory,
     host: &[DeviceAddress],
@@ -107,7 +107,7 @@ fn pieces(
     all.take(count).map(of).collect()
 }
 
-/// Where copies are tried.
+/// The state of a measurement.
 struct Bench {
     driver: Arc<dyn Driver>,
     stream: Stream,
@@ -121,7 +121,7 @@ impl Bench {
         Ok(Self { driver: driver.clone(), stream, lists })
     }
 
-    /// Whether copy engines move such pieces about as fast as the kernel does: they cost no multiprocessors.
+    /// Returns whether copy engines move such pieces about as fast as the kernel.
     fn is_batch_as_fast(
         &mut self,
         direction: CopyDirection,
@@ -136,7 +136,7 @@ impl Bench {
         unsafe { self.driver.fetch(self.stream, list.at, seen, pieces.len() * PAIR_BYTES)? };
         let part = Part { offset: 0, bytes };
         let by_kernel = self.time(|driver, stream| {
-            // SAFETY: the list is there, and it names pieces of pages that exist and that nobody uses.
+            // SAFETY: the list has arrived, and it names pieces of pages that exist and are unused.
             unsafe { driver.copy_by_kernel(stream, direction, list, part) }
         })?;
         let (mut to, mut from): (Vec<_>, Vec<_>) = pieces.iter().copied().unzip();
@@ -145,12 +145,12 @@ impl Bench {
             // SAFETY: as above.
             unsafe { driver.copy_by_batch(stream, &mut to, &mut from, &mut sizes) }
         });
-        // Whoever has no batches, or is broken, says so when it matters.
+        // A driver without batches, or a broken device, fails here; later calls report the reason.
         Ok(by_batch
             .is_ok_and(|by_batch| by_batch.as_secs_f64() <= by_kernel.as_secs_f64() * SLOWER))
     }
 
-    /// The shortest time of a few.
+    /// Returns the shortest of a few runs.
     fn time(
         &self,
         mut copy: impl FnMut(&dyn Driver, Stream) -> Result<(), CallError>,

@@ -1,4 +1,4 @@
-//! Every kernel is accepted by the compiler that compiles it when a device is opened. It needs no GPU for that.
+//! Checks that the kernel compiler accepts every kernel. Needs no GPU.
 
 use std::path::Path;
 
@@ -6,10 +6,11 @@ use terrace_cuda::model::kernels;
 use terrace_cuda::{CudaError, nvrtc};
 use terrace_model::{Rope, Scaling, Shape};
 
-/// Names a folder with CUDA's headers, for kernels that need some.
+/// Environment variable with the folder of CUDA's headers, for kernels that need them.
 const HEADERS_VARIABLE: &str = "TERRACE_CUDA_HEADERS";
 
-/// Ampere is the oldest that serves models in bf16; Hopper and Blackwell are what they are served on.
+/// Ampere is the oldest architecture that serves models in bf16; Hopper and Blackwell are the usual
+/// ones.
 const CAPABILITIES: [u32; 3] = [80, 90, 100];
 
 fn assert_compiles(name: &str, source: &str, options: &[String]) {
@@ -20,10 +21,10 @@ fn assert_compiles(name: &str, source: &str, options: &[String]) {
     }
 }
 
-/// Those that are compiled by themselves, that is: all others are parts of the model's, and nobody has forgotten any.
+/// Kernels that are compiled separately. All others are parts of the model's source.
 #[test]
 #[ignore = "needs NVRTC: scripts/test-cuda installs it"]
-fn every_kernel_can_be_compiled() {
+fn every_kernel_compiles() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
     let headers = std::env::var(HEADERS_VARIABLE);
     let options: Vec<String> =
@@ -46,9 +47,9 @@ fn every_kernel_can_be_compiled() {
 
 #[test]
 #[ignore = "needs NVRTC: scripts/test-cuda installs it"]
-fn the_kernels_of_models_of_many_shapes_can_be_compiled() {
-    // Elements of a head, heads, those that have keys, and tokens of a page: usual ones, those for which Hopper has
-    // kernels of its own, and odd ones.
+fn model_kernels_compile_for_many_shapes() {
+    // Elements of a head, heads, KV heads, and tokens of a page: usual values, those with Hopper
+    // kernels, and unusual ones.
     let sizes = [(128, 28, 4, 64), (64, 14, 2, 16), (16, 4, 4, 1), (96, 32, 32, 8)];
     for (head_dim, heads, kv_heads, page_size) in sizes {
         let shape = Shape {
@@ -73,7 +74,7 @@ fn the_kernels_of_models_of_many_shapes_can_be_compiled() {
 
 #[test]
 #[ignore = "needs NVRTC: scripts/test-cuda installs it"]
-fn what_the_compiler_says_of_a_mistake_is_told() {
+fn compile_error_includes_the_log() {
     let source = "extern \"C\" __global__ void wrong() { int x = nobody; }";
     let error = nvrtc::compile("wrong.cu", source, 90, &[]).unwrap_err();
     let CudaError::Compile { .. } = &error else { panic!("{error}") };
@@ -82,9 +83,9 @@ fn what_the_compiler_says_of_a_mistake_is_told() {
     assert!(text.contains("wrong.cu(1)") && text.contains("\"nobody\" is undefined"), "{text}");
 }
 
-/// On a machine without a driver, a program with this crate in it says what is missing.
+/// Without a driver, a program with this crate starts and reports what is missing.
 #[test]
-fn without_a_gpu_the_error_says_what_to_do() {
+fn error_without_a_gpu_states_the_remedy() {
     match terrace_cuda::Context::open(u32::MAX) {
         Ok(context) => panic!("there is no GPU with that number: {context:?}"),
         Err(CudaError::NoDriver | CudaError::NoGpu | CudaError::DriverTooOld { .. }) => {}

@@ -1,7 +1,8 @@
-//! A router that follows what an engine's cache holds: `cargo run --example follow -p terrace-engine`.
+//! A router that follows the contents of an engine's cache: `cargo run --example follow -p
+//! terrace-engine`.
 //!
-//! It begins with a snapshot, applies events from then on, and so knows how much of a prompt the engine
-//! would not have to compute, without asking it.
+//! It starts from a snapshot and applies the events that follow. It then knows how many tokens of a
+//! prompt the engine has cached without a query.
 
 use std::collections::{HashMap, HashSet};
 use std::error::Error;
@@ -16,19 +17,20 @@ use terrace_scheduler::{Config, PageKey, Token};
 
 const PAGE_SIZE: u32 = 4;
 
-/// What a router knows of one engine.
+/// A router's copy of the cache state of one engine.
 #[derive(Default)]
 struct Router {
-    /// The number of the event that it has not heard.
+    /// Number of the next expected event.
     expected: u64,
-    /// The page that follows another with these tokens: its key. A prompt begins at its namespace.
+    /// Key of the page with the given tokens behind a parent page. The namespace is the parent of a
+    /// prompt's first page.
     pages: HashMap<(PageKey, Vec<Token>), PageKey>,
-    /// Where each page is.
+    /// Pages held, by tier.
     held: HashSet<(KvTier, PageKey)>,
 }
 
 impl Router {
-    /// Applies events; false if some before them got lost, so that it needs a snapshot.
+    /// Applies events. Returns false if events are missing before them; a snapshot is then needed.
     fn hear(&mut self, events: &KvEvents) -> bool {
         if events.is_snapshot {
             *self = Self { expected: events.next, ..Self::default() };
@@ -56,7 +58,7 @@ impl Router {
         true
     }
 
-    /// How many tokens of a prompt the engine has on device or host.
+    /// Returns the number of tokens of a prompt that the engine has on device or host.
     fn cached_tokens(&self, namespace: PageKey, prompt: &[Token]) -> usize {
         let mut before = namespace;
         let pages = prompt.chunks_exact(PAGE_SIZE as usize).take_while(|page| {
@@ -92,7 +94,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Hears everything up to a moment of quiet, and tells the namespace that it was about.
+/// Applies all events until none arrive for a while, and returns the namespace of the events.
 async fn follow(feed: &mut KvFeed, router: &mut Router) -> Option<PageKey> {
     let mut about = None;
     while let Ok(Some(events)) = tokio::time::timeout(Duration::from_millis(200), feed.next()).await
@@ -126,7 +128,7 @@ async fn ask(engine: &Engine, prompt: &[Token]) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A model that answers every token with the next.
+/// A model whose output for each token is the token's successor.
 struct Counter;
 
 impl Forward for Counter {

@@ -1,14 +1,14 @@
-//! Whether somebody still waits for an operation.
+//! A shared flag that cancels an operation.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Tells those who perform an operation that nobody waits for it any more. Clones are of the same operation.
+/// A cancellation flag. Clones share the flag.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CallOff(Arc<AtomicBool>);
 
 impl CallOff {
-    /// Nobody waits any more.
+    /// Requests cancellation.
     pub(crate) fn call_off(&self) {
         self.0.store(true, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! A device that is the CPU: its memory is memory, and its copies run on threads of their own.
+//! The CPU as a device: device pages lie in ordinary memory, and copies run on threads.
 
 #![allow(unsafe_code)]
 
@@ -15,7 +15,7 @@ use crate::batch::Step;
 use crate::device::{CopyError, CopyJob, Device};
 use crate::layout::PageLayout;
 
-/// The CPU as a device.
+/// A [`Device`] that uses the CPU.
 #[derive(Debug)]
 pub struct CpuDevice {
     layout: PageLayout,
@@ -26,11 +26,11 @@ pub struct CpuDevice {
 }
 
 impl CpuDevice {
-    /// A device with so many pages in each tier. Memory is taken from the system as it is first
-    /// touched.
+    /// Creates a device with the given number of pages in each tier. The system commits memory on
+    /// first touch.
     ///
     /// # Errors
-    /// When the system has not so much address space left.
+    /// Fails if the address space cannot be reserved.
     pub fn new(device_pages: u32, host_pages: u32, layout: PageLayout) -> io::Result<Self> {
         let memory = CpuMemory(Arena::new(device_pages, layout.bytes())?);
         let host = match host_pages {
@@ -77,19 +77,19 @@ impl Device for CpuDevice {
     }
 }
 
-/// A point that a thread passes, and for which others wait.
+/// A fence that one thread passes and other threads wait for.
 #[derive(Clone, Debug, Default)]
 pub struct CpuFence(Arc<(Mutex<bool>, Condvar)>);
 
 impl CpuFence {
-    /// Everything before it has been done.
+    /// Marks all work before the fence as done.
     pub fn pass(&self) {
         let (passed, changed) = &*self.0;
         *passed.lock() = true;
         changed.notify_all();
     }
 
-    /// Waits until everything before it has been done.
+    /// Waits until all work before the fence is done.
     pub fn wait(&self) {
         let (passed, changed) = &*self.0;
         let mut passed = passed.lock();
@@ -99,7 +99,7 @@ impl CpuFence {
     }
 }
 
-/// A thread that does the copies of one direction, one after the other.
+/// A thread that runs the copies of one direction in order.
 #[derive(Debug)]
 struct Lane {
     jobs: Option<mpsc::Sender<CopyJob<CpuFence>>>,
@@ -120,7 +120,7 @@ impl Lane {
 }
 
 impl Drop for Lane {
-    /// Copies that were started are finished first.
+    /// Waits for copies that have started.
     fn drop(&mut self) {
         drop(self.jobs.take());
         if let Some(thread) = self.thread.take()
@@ -157,7 +157,7 @@ impl Copier {
         copied.map_err(|lent| CopyError::Failed(lent.to_string()))
     }
 
-    /// Copies layer by layer, and tells of each.
+    /// Copies layer by layer, and reports each.
     fn load_back(
         &self,
         host: &Arena,
@@ -195,39 +195,39 @@ impl Copier {
     }
 }
 
-/// The memory of a [`CpuDevice`], as models see it.
+/// Memory of a [`CpuDevice`], as models see it.
 #[derive(Clone, Debug)]
 pub struct CpuMemory(Arena);
 
 impl CpuMemory {
-    /// Memory for so many pages of KV.
+    /// Creates memory for the given number of KV pages.
     ///
     /// # Errors
-    /// When the system has not so much address space left.
+    /// Fails if the address space cannot be reserved.
     pub fn new(pages: u32, page_bytes: usize) -> io::Result<Self> {
         Arena::new(pages, page_bytes).map(Self)
     }
 
-    /// Copies a part of a host page to the same part of a device page that is lent for it. Others may
-    /// read what was copied before.
+    /// Copies a part of a host page to the same part of a borrowed device page. Other threads may
+    /// read parts that were copied before.
     fn write_part(&self, to: &Target, part: Range<usize>, from: &Source) {
         let from = &from[part.clone()];
         assert!(part.end <= self.0.page_bytes(), "a part lies in its page");
         let offset = to.page() as usize * self.0.page_bytes() + part.start;
-        // SAFETY: the part lies in a page of the arena that is lent for writing to the caller alone.
-        // Whoever reads that page while it is loaded reads layers that have arrived, which are other
-        // bytes than these, and takes no reference to these.
+        // SAFETY: the part lies in a page of the arena that is lent for writing to the caller
+        // alone. Readers of a page that is being loaded read only layers that have arrived. Those
+        // are other bytes than these, and readers hold no reference to these.
         unsafe {
             let to = self.0.base().as_ptr().add(offset);
             std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len());
         }
     }
 
-    /// Takes the pages that a step uses until the returned value is dropped.
+    /// Borrows the pages of a step until the returned value is dropped.
     ///
     /// # Errors
-    /// When another transfer is using a page that the step writes to, or, checked in debug builds
-    /// only, writing to one that it reads.
+    /// Fails if another transfer uses a page that the step writes to. Debug builds also fail if
+    /// another transfer writes to a page that the step reads.
     pub fn lend(&self, step: &Step<'_>) -> Result<StepPages<'_>, Lent> {
         let mut pages = StepPages { memory: self, written: Vec::new(), _read: Vec::new() };
         for span in step.spans {
@@ -235,8 +235,8 @@ impl CpuMemory {
             for page in written {
                 pages.written.push(self.0.target(page.slot())?);
             }
-            // A page in use never moves, which is the scheduler's promise; taking a loan of each
-            // would cost a step as much as its contexts are long.
+            // The scheduler guarantees that a page in use does not move. A loan of each page read
+            // would make a step's cost proportional to the context length.
             if cfg!(debug_assertions) && step.arriving.is_empty() {
                 let all = step.pages_of(span);
                 for page in &all[..all.len() - written.len()] {
@@ -253,42 +253,42 @@ impl CpuMemory {
 #[derive(Debug)]
 pub struct StepPages<'a> {
     memory: &'a CpuMemory,
-    /// By page.
+    /// Borrowed pages, sorted by page id.
     written: Vec<Target>,
     _read: Vec<Source>,
 }
 
 impl StepPages<'_> {
-    /// The elements of a page that the step reads or has written.
+    /// Returns the elements of a page that the step reads or has written.
     #[must_use]
     pub fn read(&self, page: DevicePage) -> &[f32] {
         let (_, elements) = self.locate(page);
         self.read_part(page, 0..elements)
     }
 
-    /// Some of the elements of such a page. Of one that is still arriving ([`Step::arriving`]), only
-    /// layers that have arrived may be read.
+    /// Returns a range of elements of such a page. Only layers that have arrived may be read from a
+    /// page in [`Step::arriving`].
     #[must_use]
     pub fn read_part(&self, page: DevicePage, part: Range<usize>) -> &[f32] {
         let (start, elements) = self.locate(page);
         assert!(part.start <= part.end && part.end <= elements, "a part lies in its page");
         // SAFETY: the part lies in the arena, which is aligned for any element and outlives `self`.
-        // Nobody else writes to it: pages that the step writes to are lent to it alone and need
-        // `&mut self`, the scheduler starts no transfer into a page that a step reads, and one that is
-        // still arriving is not written to again where it has arrived.
+        // There is no other writer: pages that the step writes to are lent to it alone and need
+        // `&mut self`, the scheduler starts no transfer into a page that a step reads, and a
+        // load-back does not write again to a layer that has arrived.
         unsafe { std::slice::from_raw_parts(start.add(part.start), part.len()) }
     }
 
-    /// The elements of a page that the step writes to.
+    /// Returns the elements of a page that the step writes to.
     ///
     /// # Panics
-    /// When the page is not one of those.
+    /// Panics if the step does not write to the page.
     pub fn write(&mut self, page: DevicePage) -> &mut [f32] {
         let lent = self.written.binary_search_by_key(&page.slot(), Target::page);
         assert!(lent.is_ok(), "the step does not write to {page:?}");
         let (start, elements) = self.locate(page);
-        // SAFETY: the page lies in the arena and is lent for writing to this step alone; `&mut self`
-        // keeps the step's own readers away.
+        // SAFETY: the page lies in the arena and is lent for writing to this step alone; `&mut
+        // self` excludes readers within the step.
         unsafe { std::slice::from_raw_parts_mut(start, elements) }
     }
 
@@ -347,12 +347,12 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_waits_for_its_fence() {
+    fn copy_waits_for_its_fence() {
         let device = device();
         let (pages, fence) = (pages(1), CpuFence::default());
         let (copy, done) = job(CopyDirection::WriteBack, &pages, Some(&fence));
         device.start_copy(copy);
-        assert!(done.recv_timeout(Duration::from_millis(30)).is_err(), "nobody has passed it");
+        assert!(done.recv_timeout(Duration::from_millis(30)).is_err(), "the fence has not passed");
         device.memory.0.target(pages.0.as_slice()[0].slot()).unwrap().fill(7);
         fence.pass();
         done.recv_timeout(SOON).unwrap().unwrap();
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_go_to_host_and_back() {
+    fn round_trip_through_host_keeps_bytes() {
         let device = device();
         let pages = pages(3);
         let slots: Vec<_> = pages.0.as_slice().iter().map(|page| page.slot()).collect();
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_of_a_page_in_use_fails() {
+    fn copy_of_a_page_in_use_fails() {
         let device = device();
         let pages = pages(1);
         let _in_use = device.host().unwrap().target(pages.1.as_slice()[0].slot()).unwrap();
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_load_back_does_not_queue_behind_write_backs() {
+    fn load_back_does_not_queue_behind_write_backs() {
         let device = device();
         let (pages, fence) = (pages(2), CpuFence::default());
         let (held_up, held) = job(CopyDirection::WriteBack, &pages, Some(&fence));
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_that_is_called_off_before_it_begins_touches_nothing() {
+    fn cancelled_copy_that_has_not_started_touches_no_page() {
         let device = device();
         let (pages, fence) = (pages(1), CpuFence::default());
         device.host().unwrap().target(pages.1.as_slice()[0].slot()).unwrap().fill(9);
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn a_load_back_tells_of_every_layer() {
+    fn load_back_reports_every_layer() {
         let device = device();
         let pages = pages(2);
         for (page, byte) in pages.1.as_slice().iter().zip(1..) {
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_has_the_pages_that_it_writes_to_itself() {
+    fn step_borrows_written_pages_exclusively() {
         let memory = CpuMemory::new(8, 4096).unwrap();
         let pages = pages(3).0;
         let mut table = PageTable::new(1, PAGE_SIZE);

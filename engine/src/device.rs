@@ -1,4 +1,4 @@
-//! What the engine asks of a device: memory, and copies that run while it computes.
+//! The interface of a device: memory, and copies that run beside computation.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -13,41 +13,43 @@ use crate::layout::PageLayout;
 
 /// Memory of two tiers and copies between them.
 pub trait Device: Send + Sync + 'static {
-    /// The device's own memory, which models compute in.
+    /// Device memory that models compute in.
     type Memory: Send + Sync + 'static;
-    /// A point in the order of what the device does, which steps leave behind
-    /// ([`StepTicket::fence`](crate::StepTicket::fence)): everything before it has been done when it is
-    /// passed.
+    /// A point in the execution order of the device. Each step leaves one
+    /// ([`StepTicket::fence`](crate::StepTicket::fence)). All work before the fence is done once it
+    /// has passed.
     type Fence: Clone + Send + 'static;
 
-    /// How many pages the device's own memory has.
+    /// Returns the number of pages in device memory.
     fn pages(&self) -> u32;
 
-    /// How KV lies in a page.
+    /// Returns the KV layout of a page.
     fn layout(&self) -> &PageLayout;
 
-    /// The device's own memory.
+    /// Returns the device memory.
     fn memory(&self) -> &Self::Memory;
 
-    /// The host pages, in memory that the device can copy from and to; none without a host tier.
+    /// Returns the host pages, in memory that the device can copy from and to; none without a host
+    /// tier.
     fn host(&self) -> Option<&Arena>;
 
-    /// Starts a copy and returns at once. The copy calls `done` when it has let go of all its pages.
+    /// Starts a copy and returns at once. The device calls [`CopyJob::done`] after it has released
+    /// all pages of the copy.
     ///
-    /// The copy touches device pages only behind the fence [`CopyJob::after`]. Copies of one direction do
-    /// not wait for those of the other. A load-back says how far it has come ([`CopyProgress::arrive`]),
-    /// and a copy that was called off before it has begun does not begin
+    /// The copy touches device pages only behind the fence [`CopyJob::after`]. Copies of one
+    /// direction do not wait for copies of the other. A load-back reports its progress
+    /// ([`CopyProgress::arrive`]). A copy that is cancelled before it starts does not start
     /// ([`CopyProgress::is_called_off`]).
     fn start_copy(&self, job: CopyJob<Self::Fence>);
 
-    /// The reason why the device can do nothing more, once it has failed for good. The engine asks after a step or a
-    /// copy has failed, and ends if there is a reason: it does not retry on a device that is lost.
+    /// Returns the reason why the device is lost, if it has failed permanently. The engine asks
+    /// after a failed step or copy. If there is a reason, the engine ends instead of retrying.
     fn failure(&self) -> Option<String> {
         None
     }
 
-    /// Longest time that a step may take; none where steps have no bound. A device that hangs reports no failure: the
-    /// engine takes it for lost, and ends, when a step takes longer.
+    /// Returns the longest time that a step may take; none if steps are unbounded. A device that
+    /// hangs reports no failure, so the engine treats it as lost when a step takes longer.
     fn step_timeout(&self) -> Option<Duration> {
         None
     }
@@ -55,17 +57,17 @@ pub trait Device: Send + Sync + 'static {
 
 /// A copy of whole pages.
 pub struct CopyJob<F> {
-    /// Which way.
+    /// Direction of the copy.
     pub direction: CopyDirection,
-    /// The pages of both tiers; the n-th belong together.
+    /// Device pages; the n-th belongs to the n-th host page.
     pub device_pages: Vec<DevicePage>,
     /// The host pages.
     pub host_pages: Vec<HostPage>,
-    /// Behind the last step that may have used the device pages, if any has.
+    /// Fence of the last step that may have used the device pages, if any.
     pub after: Option<F>,
-    /// How far it has come, for those who wait for some of it.
+    /// Progress of the copy, shared with the steps that wait for it.
     pub progress: CopyProgress,
-    /// Called once, from any thread: whether all bytes have been copied.
+    /// Called once, from any thread, with the result.
     pub done: Box<dyn FnOnce(Result<(), CopyError>) + Send>,
 }
 
@@ -75,23 +77,23 @@ impl<F> std::fmt::Debug for CopyJob<F> {
     }
 }
 
-/// A copy that did not work; nothing of it is to be trusted.
+/// A copy that did not complete. The content of its target pages is undefined.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CopyError {
-    /// It did not begin, because nobody waits for it any more.
+    /// The copy was cancelled before it started.
     #[error("a copy between device and host was cancelled")]
     CalledOff,
-    /// It failed.
+    /// The copy failed.
     #[error("a copy between device and host failed: {0}")]
     Failed(String),
 }
 
-/// Where, in the order of what a device does, the layers of a load-back have arrived: in the words of that device, which
-/// models for it know.
+/// The points in the device's execution order at which the layers of a load-back arrive. The type
+/// belongs to the device; models for that device know it.
 pub type LayerMarks = Arc<dyn Any + Send + Sync>;
 
-/// How far a copy has come, layer by layer: a model may begin with the first layers of what is loaded while
-/// the others arrive. Clones are of the same copy.
+/// Progress of a copy, layer by layer. A model may start with the first layers of a load-back while
+/// the others arrive. Clones share the state.
 #[derive(Clone, Debug)]
 pub struct CopyProgress(Arc<Progress>);
 
@@ -105,36 +107,36 @@ struct Progress {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The first so many layers of all pages are there.
+    /// Number of leading layers that have arrived in all pages.
     layers: usize,
-    /// Where on the device they will be.
+    /// Points in the device's order at which layers arrive.
     marks: Option<LayerMarks>,
-    /// What came of it, once it has ended.
+    /// Result, once the copy has ended.
     ended: Option<Result<(), CopyError>>,
 }
 
 impl CopyProgress {
-    /// Of a copy that has not begun.
+    /// Creates the progress of a copy that has not started.
     #[must_use]
     pub fn new(op: OpId) -> Self {
         let (state, changed) = (Mutex::default(), Condvar::new());
         Self(Arc::new(Progress { op, call_off: CallOff::default(), state, changed }))
     }
 
-    /// The operation.
+    /// Returns the id of the operation.
     #[must_use]
     pub fn op(&self) -> OpId {
         self.0.op
     }
 
-    /// The device says that the first `layers` layers of all pages have arrived.
+    /// Records that the first `layers` layers of all pages have arrived. Called by the device.
     pub fn arrive(&self, layers: usize) {
         let mut state = self.0.state.lock();
         state.layers = state.layers.max(layers);
         self.0.changed.notify_all();
     }
 
-    /// How many of the first layers have arrived.
+    /// Returns the number of leading layers that have arrived.
     #[must_use]
     pub fn layers_arrived(&self) -> usize {
         match self.0.state.lock() {
@@ -146,7 +148,7 @@ impl CopyProgress {
     /// Waits until a layer has arrived.
     ///
     /// # Errors
-    /// When it does not: the copy has failed or was called off.
+    /// Returns the error if the copy fails or is cancelled.
     pub fn wait_for(&self, layer: usize) -> Result<(), CopyError> {
         let mut state = self.0.state.lock();
         loop {
@@ -160,15 +162,15 @@ impl CopyProgress {
         }
     }
 
-    /// The device has begun with the copy, and says where in its own order layers will have arrived: a model
-    /// whose steps are ordered there has no need to wait for them on the host.
+    /// Records that the copy has started, and the points in the device's order at which layers will
+    /// arrive. A model whose steps run in the same order then need not wait on the host.
     pub fn mark(&self, marks: LayerMarks) {
         self.0.state.lock().marks = Some(marks);
         self.0.changed.notify_all();
     }
 
-    /// Waits until the device has begun with the copy, and returns its marks; none if it has ended without. Only for
-    /// devices that [give marks](CopyProgress::mark): with others it waits for the end.
+    /// Waits until the copy has started, and returns its marks; none if it has ended without. Only
+    /// for devices that [set marks](CopyProgress::mark): with other devices it waits for the end.
     #[must_use]
     pub fn marks(&self) -> Option<LayerMarks> {
         let mut state = self.0.state.lock();
@@ -186,23 +188,24 @@ impl CopyProgress {
         }
     }
 
-    /// Nobody waits for the copy any more. One that has begun goes on: what it brings is kept.
+    /// Cancels the copy if it has not started. A copy that has started goes on, and its data is
+    /// kept.
     pub fn call_off(&self) {
         self.0.call_off.call_off();
     }
 
-    /// Whether nobody waits for the copy any more.
+    /// Returns whether the copy was cancelled.
     #[must_use]
     pub fn is_called_off(&self) -> bool {
         self.0.call_off.is_called_off()
     }
 
-    /// What calls this copy off.
+    /// Returns the cancellation flag of the copy.
     pub(crate) fn calls_off(&self) -> &CallOff {
         &self.0.call_off
     }
 
-    /// The copy has ended.
+    /// Records the result of the copy.
     pub fn end(&self, result: Result<(), CopyError>) {
         self.0.state.lock().ended = Some(result);
         self.0.changed.notify_all();
@@ -214,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layers_are_waited_for_one_by_one() {
+    fn waits_for_each_layer() {
         let progress = CopyProgress::new(OpId(1));
         progress.arrive(2);
         progress.arrive(1);
@@ -231,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_are_waited_for_until_there_are_any_or_never_will_be() {
+    fn waits_for_marks_until_the_copy_starts_or_ends() {
         let marked = CopyProgress::new(OpId(1));
         let waits = std::thread::spawn({
             let marked = marked.clone();
@@ -247,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_for_a_layer_hears_of_the_end() {
+    fn wait_for_a_layer_ends_with_the_copy() {
         let failed = Err(CopyError::Failed("no".to_owned()));
         for (end, expected) in [(Ok(()), Ok(())), (failed.clone(), failed)] {
             let progress = CopyProgress::new(OpId(1));

@@ -1,5 +1,5 @@
-//! The task that drives the scheduler: it alone decides, and it never waits for a transfer, a step or
-//! a client.
+//! The task that drives the scheduler. It makes all decisions and never waits for a transfer, a
+//! step or a client.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -18,20 +18,21 @@ use crate::call_off::CallOff;
 use crate::device::{CopyError, CopyJob, CopyProgress, Device};
 use crate::engine::{Drained, StartError, SubmitError};
 use crate::generation::{EndReason, Generate, Generation, Sibling};
-use crate::happening::{Happening, Happenings, WeightsChange};
 use crate::histogram::TimeHistogram;
 use crate::kv_feed::KvFeeds;
 use crate::live::Live;
+use crate::message::{DriverMessage, DriverSender, WeightsChange};
 use crate::model::{Model, StepLimits, WeightsError};
 use crate::stepper::{StepJob, Stepper};
 use crate::transfers::Transfers;
 use crate::view::{Figures, History, StepFigures, View};
 
-/// Happenings that are taken in before the next plan, at the most.
+/// Largest number of messages handled before the next plan.
 const BURST_MAX: usize = 1024;
-/// Transitions that one plan and its events may leave behind.
+/// Largest number of state transitions that one plan and its events may record.
 const TRACE_MAX: u32 = 16_384;
-/// Time for the result of a late step to arrive: after a pause of the whole process, steps look late that are done.
+/// Time for the result of a late step to arrive: after a pause of the whole process, completed
+/// steps look late.
 const STEP_GRACE: Duration = Duration::from_secs(1);
 
 pub(crate) struct Driver<D: Device> {
@@ -41,16 +42,16 @@ pub(crate) struct Driver<D: Device> {
     device: Arc<D>,
     transfers: Option<Transfers>,
     stepper: Stepper<D::Fence>,
-    /// What calls off each operation of L3 under way.
+    /// Cancellation flags of the L3 operations in flight.
     l3_operations: BTreeMap<OpId, CallOff>,
-    /// Copies under way.
+    /// Device-host copies in flight.
     copies: BTreeMap<OpId, CopyProgress>,
-    /// Those of them that steps wait for.
+    /// The copies among them that steps wait for.
     awaited: Vec<CopyProgress>,
-    happenings: Happenings,
+    messages: DriverSender,
     live: BTreeMap<RequestId, Live>,
-    /// Whose askers are to be told something.
-    untold: Vec<RequestId>,
+    /// Requests with unsent updates.
+    unsent: Vec<RequestId>,
     history: History,
     next_request: u64,
     positions_max: u32,
@@ -58,41 +59,41 @@ pub(crate) struct Driver<D: Device> {
     adapters: Vec<String>,
     takes_passages: bool,
     page_bytes: usize,
-    /// Whoever waits for other weights, in order. Nothing is planned meanwhile.
+    /// Pending weight changes, oldest first. Nothing is planned while there is one.
     weights_changes: VecDeque<WeightsChange>,
-    /// Steps that were started and have not ended.
+    /// Number of steps in flight.
     steps_in_flight: u32,
-    /// The memory of steps that have ended.
+    /// Ended steps, whose memory is reused.
     #[expect(clippy::vec_box, reason = "a step travels in its box, and keeps it")]
     spare: Vec<Box<StepJob>>,
-    /// Who was last told to have come to each row.
+    /// The request that the model last saw in each row.
     rows: Vec<Option<RequestId>>,
-    /// Rows whose request has ended, which the next step tells.
+    /// Rows whose request has ended, not yet reported to the model.
     went: Vec<Slot>,
     last_step_ended: Option<StepId>,
     last_started: Option<StepId>,
-    /// Which spans of it have outputs.
+    /// Indices of the spans with outputs in the step started last.
     outputs_wanted: Vec<usize>,
-    /// Since when the next step could have begun.
+    /// Earliest time at which the next step could have started.
     could_begin_at: Instant,
-    /// When the oldest step in flight was first seen to be late.
+    /// Time at which the oldest step in flight was first found to be late.
     step_late_since: Option<Instant>,
-    /// When the device had done the last.
+    /// End of the last step on the device.
     idle_since: Instant,
     steps: StepFigures,
     queue: TimeHistogram,
     kv_feeds: KvFeeds,
     started: Instant,
     closing: Option<Closing>,
-    /// Why the device can do nothing more.
+    /// Reason why the device is lost.
     failure: Arc<OnceLock<String>>,
 }
 
-/// A shutdown under way.
+/// A shutdown in progress.
 struct Closing {
-    /// When requests that still run are called off; nothing once they have been.
+    /// When running requests are cancelled; none once they have been.
     patience_ends: Option<Instant>,
-    /// When transfers are given up.
+    /// When transfers are abandoned.
     gives_up: Instant,
     replies: Vec<oneshot::Sender<Drained>>,
     drained: Drained,
@@ -117,7 +118,7 @@ impl<D: Device> Driver<D> {
         device: Arc<D>,
         store: Option<Arc<dyn Store>>,
         witnesses: Vec<Box<dyn Witness>>,
-        happenings: Happenings,
+        messages: DriverSender,
     ) -> Result<Self, StartError>
     where
         M: Model<Memory = D::Memory, Fence = D::Fence>,
@@ -133,7 +134,8 @@ impl<D: Device> Driver<D> {
         config.model.layout = layout.kv().to_string();
         config.model.dtype = layout.kv().dtypes();
         config.trace_max = TRACE_MAX;
-        // A decode computes one token in a step: there is no draft model, and tokens go out one by one.
+        // A decode computes one token in a step: there is no draft model, and tokens are sent one
+        // by one.
         config.batch.decode_tokens = 1;
         config.batch.repeats_max = 0;
         config.cache.host_pages = device.host().map_or(0, terrace_l3::Arena::pages);
@@ -151,7 +153,7 @@ impl<D: Device> Driver<D> {
         };
         let (positions_max, vocabulary) = (model.positions_max(), model.vocabulary());
         let (adapters, takes_passages) = (model.adapters(), model.takes_passages());
-        // A model may take long to begin, and what it computes KV with may be known only then.
+        // A model may take long to start, and may know its KV fingerprint only then.
         config.check()?;
         model.begin(device.memory(), limits)?;
         config.model.fingerprint = model.fingerprint();
@@ -160,12 +162,12 @@ impl<D: Device> Driver<D> {
             namespace: scheduler.namespace_of("", ""),
             scheduler,
             plan: Plan::default(),
-            stepper: Stepper::spawn(model, happenings.clone())?,
+            stepper: Stepper::spawn(model, messages.clone())?,
             device,
             transfers,
-            happenings,
+            messages,
             live: BTreeMap::new(),
-            untold: Vec::new(),
+            unsent: Vec::new(),
             history: History::default(),
             next_request: 0,
             positions_max,
@@ -196,27 +198,27 @@ impl<D: Device> Driver<D> {
         })
     }
 
-    /// Where the reason is written if the device fails for good.
+    /// Returns the cell that holds the reason once the device has failed permanently.
     pub(crate) fn failure(&self) -> Arc<OnceLock<String>> {
         self.failure.clone()
     }
 
-    /// Drives until a shutdown is over, or the device has failed for good.
-    pub(crate) async fn run(mut self, mut happened: mpsc::UnboundedReceiver<Happening>) {
+    /// Runs until a shutdown is complete or the device has failed permanently.
+    pub(crate) async fn run(mut self, mut received: mpsc::UnboundedReceiver<DriverMessage>) {
         loop {
-            let happening = match self.wake_at() {
-                Some(at) => tokio::time::timeout_at(at.into(), happened.recv()).await.ok(),
-                None => Some(happened.recv().await),
+            let message = match self.wake_at() {
+                Some(at) => tokio::time::timeout_at(at.into(), received.recv()).await.ok(),
+                None => Some(received.recv().await),
             };
             if self.steps_in_flight == 0 {
                 self.could_begin_at = Instant::now();
             }
-            if let Some(happening) = happening.flatten() {
-                self.happen(happening);
+            if let Some(message) = message.flatten() {
+                self.handle(message);
             }
             for _ in 0..BURST_MAX {
-                let Ok(happening) = happened.try_recv() else { break };
-                self.happen(happening);
+                let Ok(message) = received.try_recv() else { break };
+                self.handle(message);
             }
             self.check_step_timeout();
             if self.failure.get().is_some() {
@@ -233,7 +235,7 @@ impl<D: Device> Driver<D> {
                 }
                 Some(_) => {}
             }
-            self.tell_askers();
+            self.flush_updates();
             if let Some(closing) = self.take_closing_if_drained() {
                 return self.close(closing, EndReason::Aborted).await;
             }
@@ -244,7 +246,7 @@ impl<D: Device> Driver<D> {
         Time(self.started.elapsed().as_micros() as u64)
     }
 
-    /// When something is to be done even if nothing happens.
+    /// Returns the next time at which the task must run even without a message.
     fn wake_at(&self) -> Option<Instant> {
         let deadline = self.scheduler.deadline().filter(|_| self.weights_changes.is_empty());
         let planned = deadline.map(|at| self.started + Duration::from_micros(at.0));
@@ -253,69 +255,70 @@ impl<D: Device> Driver<D> {
         [planned, closing, self.step_deadline()].into_iter().flatten().min()
     }
 
-    /// When to check whether the oldest step in flight takes too long, if there is one and the device sets a limit.
+    /// Returns the time at which to check the oldest step in flight, if the device limits step
+    /// time.
     fn step_deadline(&self) -> Option<Instant> {
         let timeout = self.device.step_timeout().filter(|_| self.steps_in_flight > 0)?;
         let late = self.step_late_since.map(|since| since + STEP_GRACE);
         Some(late.unwrap_or(self.could_begin_at + timeout))
     }
 
-    // ---- what happens ----
+    // ---- input ----
 
-    fn happen(&mut self, happening: Happening) {
-        match happening {
-            Happening::Submit { generate, siblings, reply } => {
+    fn handle(&mut self, message: DriverMessage) {
+        match message {
+            DriverMessage::Submit { generate, siblings, reply } => {
                 let taken = self.submit(*generate, siblings);
-                // Nobody waits for the answers any more: dropping them calls the requests off.
+                // If the caller is gone, dropping the answers cancels their requests.
                 drop(reply.send(taken));
             }
-            Happening::Abort(request) => self.abort(request),
-            Happening::Finish(request) => {
+            DriverMessage::Abort(request) => self.abort(request),
+            DriverMessage::Finish(request) => {
                 if let Some(live) = self.live.get_mut(&request) {
                     live.finish();
                 }
             }
-            Happening::StepEnded(job) => self.step_ended(job),
-            Happening::Operation { op, outcome } => self.operation_ended(op, outcome),
-            Happening::Figures(reply) => drop(reply.send(self.figures())),
-            Happening::View { salts, nodes_max, reply } => {
+            DriverMessage::StepEnded(job) => self.step_ended(job),
+            DriverMessage::Operation { op, outcome } => self.operation_ended(op, outcome),
+            DriverMessage::Figures(reply) => drop(reply.send(self.figures())),
+            DriverMessage::View { salts, nodes_max, reply } => {
                 drop(reply.send(self.view(&salts, nodes_max)));
             }
-            Happening::Namespaces { salts, reply } => drop(reply.send(self.namespaces(&salts))),
-            Happening::ClearCache(reply) => {
+            DriverMessage::Namespaces { salts, reply } => drop(reply.send(self.namespaces(&salts))),
+            DriverMessage::ClearCache(reply) => {
                 let now = self.now();
                 let _ = reply.send(self.scheduler.clear_cache(now));
             }
-            Happening::ClearDevice(reply) => {
+            DriverMessage::ClearDevice(reply) => {
                 let now = self.now();
                 let _ = reply.send(self.scheduler.clear_device(now));
             }
-            Happening::CheckDevice(reply) => {
+            DriverMessage::CheckDevice(reply) => {
                 if self.steps_in_flight == 0 {
                     self.check_device();
                 }
                 let _ = reply.send(());
             }
-            Happening::ReplaceWeights(change) => self.weights_changes.push_back(change),
-            Happening::WeightsReplaced(result) => self.weights_replaced(result),
-            Happening::FollowKv { batches_max, reply } => {
-                // Its snapshot comes with the next plan.
-                let feed = self.kv_feeds.open(batches_max, self.happenings.clone());
+            DriverMessage::ReplaceWeights(change) => self.weights_changes.push_back(change),
+            DriverMessage::WeightsReplaced(result) => self.weights_replaced(result),
+            DriverMessage::FollowKv { batches_max, reply } => {
+                // The snapshot follows with the next plan.
+                let feed = self.kv_feeds.open(batches_max, self.messages.clone());
                 drop(reply.send(feed));
             }
-            // The next plan, which always follows, tells it.
-            Happening::KvFeedHasRoom => {}
-            Happening::Shutdown { patience, reply } => self.begin_to_close(patience, reply),
+            // A plan follows every message and sends the snapshot.
+            DriverMessage::KvFeedHasRoom => {}
+            DriverMessage::Shutdown { patience, reply } => self.begin_to_close(patience, reply),
         }
     }
 
-    /// Whoever asks for a shutdown that is under way waits for that one.
+    /// Starts a shutdown, or joins the one in progress.
     fn begin_to_close(&mut self, patience: Duration, reply: oneshot::Sender<Drained>) {
         let closing = self.closing.get_or_insert_with(|| Closing::new(patience));
         closing.replies.push(reply);
     }
 
-    /// Ends the engine if the device has failed for good.
+    /// Ends the engine if the device has failed permanently.
     fn check_device(&self) {
         if let Some(reason) = self.device.failure() {
             self.fail(reason);
@@ -331,14 +334,15 @@ impl<D: Device> Driver<D> {
         if self.step_late_since.is_none() {
             self.step_late_since = Some(now);
         } else {
-            // Dropping the device would wait for its copies, which may hang too.
+            // The clone is leaked: dropping the device would wait for its copies, which may hang
+            // too.
             std::mem::forget(self.device.clone());
             let waited = self.could_begin_at.elapsed().as_secs_f64();
             self.fail(format!("it hangs: a step has not ended after {waited:.1} s"));
         }
     }
 
-    /// Notes the first reason for which the device can do nothing more.
+    /// Records the first reason for which the device is lost.
     fn fail(&self, reason: String) {
         if self.failure.get().is_none() {
             tracing::error!("the device has failed, and the engine ends: {reason}");
@@ -387,7 +391,7 @@ impl<D: Device> Driver<D> {
             id: ids.next().expect("there is a first"),
             siblings: ids.collect(),
             prompt: generate.prompt,
-            // A step always chooses a token, wanted or not.
+            // A step always chooses a token, even if none is wanted.
             max_new_tokens: max_new_tokens.max(1),
             computes_prompt: generate.prompt_logprobs,
             priority: generate.priority,
@@ -403,25 +407,25 @@ impl<D: Device> Driver<D> {
         let taken = answers.into_iter().map(|(live, updates)| {
             let id = live.view.id;
             self.live.insert(id, live);
-            Generation::new(id, updates, self.happenings.clone())
+            Generation::new(id, updates, self.messages.clone())
         });
         Ok(taken.collect())
     }
 
     fn abort(&mut self, request: RequestId) {
         let now = self.now();
-        // One that has ended meanwhile has nothing to call off.
+        // The request may have ended meanwhile.
         let _ = self.scheduler.abort(now, request);
     }
 
     fn weights_replaced(&mut self, result: Result<String, WeightsError>) {
-        let change = self.weights_changes.pop_front().expect("somebody has asked for it");
+        let change = self.weights_changes.pop_front().expect("a change is pending");
         let result = result.map(|fingerprint| {
             let now = self.now();
             self.scheduler.replace_weights(now, &fingerprint).expect("no step is in flight");
             self.namespace = self.scheduler.namespace_of("", "");
         });
-        // Who does not wait for it any more need not know.
+        // The caller may have stopped waiting.
         let _ = change.reply.send(result);
     }
 
@@ -443,14 +447,14 @@ impl<D: Device> Driver<D> {
         self.steps_in_flight -= 1;
         self.last_step_ended = Some(job.step);
         self.step_late_since = None;
-        // One that was started ahead could not begin before the one before it had ended.
+        // A step that was launched ahead could not start before the step before it ended.
         let could_begin_at = job.could_begin_at.max(self.idle_since);
         (self.could_begin_at, self.idle_since) = (job.ended_at, job.ended_at);
         self.steps.steps += 1;
         self.steps.busy_us += job.ended_at.duration_since(could_begin_at).as_micros() as u64;
         self.steps.model_us += job.model_time.as_micros() as u64;
         match &job.result {
-            Ok(()) => self.tokens_came(&mut job, now),
+            Ok(()) => self.tokens_produced(&mut job, now),
             Err(error) => {
                 tracing::error!("{error}");
                 self.steps.failed += 1;
@@ -464,8 +468,8 @@ impl<D: Device> Driver<D> {
         self.spare.push(job);
     }
 
-    /// Reports the tokens of a step to the scheduler, and notes what to tell those who asked for them.
-    fn tokens_came(&mut self, job: &mut StepJob, now: Time) {
+    /// Reports the tokens of a step to the scheduler and queues the updates of their requests.
+    fn tokens_produced(&mut self, job: &mut StepJob, now: Time) {
         let StepJob { step, batch, requests, outputs, checksums, .. } = job;
         for ((wanted, &request), output) in
             batch.wanted.iter().zip(&*requests).zip(outputs.iter_mut())
@@ -489,7 +493,7 @@ impl<D: Device> Driver<D> {
             let (Some(choice), Some(live)) = (&wanted.choice, self.live.get_mut(&request)) else {
                 continue;
             };
-            // Steps may have been started before it was known that they are in vain.
+            // The step may have been started before the request's end was known.
             let answered = self.scheduler.tokens(request).map_or(0, |all| all.appended.len());
             match output.chosen.take() {
                 Some(chosen) if answered > choice.index as usize => {
@@ -497,23 +501,23 @@ impl<D: Device> Driver<D> {
                         live.start(self.scheduler.hits(request).unwrap_or_default());
                     }
                     live.produce(chosen, checksum);
-                    self.untold.push(request);
+                    self.unsent.push(request);
                 }
                 Some(_) | None => live.call_off(),
             }
         }
     }
 
-    /// Tells askers what is new: those of requests that have ended meanwhile know.
-    fn tell_askers(&mut self) {
-        for request in self.untold.drain(..) {
+    /// Sends queued updates. Requests that have ended in between have sent theirs.
+    fn flush_updates(&mut self) {
+        for request in self.unsent.drain(..) {
             if let Some(live) = self.live.get_mut(&request) {
-                live.tell_asker();
+                live.send_updates();
             }
         }
     }
 
-    // ---- what is to be done ----
+    // ---- output ----
 
     fn plan(&mut self) {
         let mut plan = std::mem::take(&mut self.plan);
@@ -521,7 +525,9 @@ impl<D: Device> Driver<D> {
         self.scheduler.plan_into(now, &mut plan);
         for ended in &plan.ended {
             if let Some(slot) = self.live.get(&ended.request).and_then(|live| live.slot)
-                && self.rows[slot.0 as usize].take_if(|who| *who == ended.request).is_some()
+                && self.rows[slot.0 as usize]
+                    .take_if(|request_of_row| *request_of_row == ended.request)
+                    .is_some()
             {
                 self.went.push(slot);
             }
@@ -532,12 +538,12 @@ impl<D: Device> Driver<D> {
         if let Some(step) = plan.step {
             self.start_step(step, &plan);
         }
-        // The model is busy: what follows keeps nobody waiting.
+        // L3 operations start after the step, so the model does not wait for them.
         for op in &plan.l3 {
             let transfers = self.transfers.as_ref().expect("L3 is planned only where there is one");
             let mut prefixes = Vec::with_capacity(plan.l3_host_pages(op).len());
             self.scheduler.l3_digests(op.op, &mut prefixes);
-            let call_off = transfers.start(&plan, op, self.namespace, prefixes, &self.happenings);
+            let call_off = transfers.start(&plan, op, self.namespace, prefixes, &self.messages);
             self.l3_operations.insert(op.op, call_off);
         }
         for op in &plan.cancelled {
@@ -559,12 +565,12 @@ impl<D: Device> Driver<D> {
                 self.history.add(live.end(EndReason::of(ended)));
             }
         }
-        self.kv_feeds.tell(&mut self.scheduler);
+        self.kv_feeds.publish(&mut self.scheduler);
         self.plan = plan;
     }
 
     fn start_copy(&mut self, plan: &Plan, copy: &Copy) {
-        let (op, happenings) = (copy.op, self.happenings.clone());
+        let (op, messages) = (copy.op, self.messages.clone());
         let progress = CopyProgress::new(op);
         self.copies.insert(op, progress.clone());
         let ended = progress.clone();
@@ -572,7 +578,8 @@ impl<D: Device> Driver<D> {
             direction: copy.direction,
             device_pages: plan.device_pages(copy).to_vec(),
             host_pages: plan.host_pages(copy).to_vec(),
-            // Pages are handed out, and copied to host, when the last step that used them has reported.
+            // Pages are reassigned and written back after the last step that used them has
+            // reported.
             after: self.last_step_ended.and_then(|step| self.stepper.fence_behind(step)),
             progress,
             done: Box::new(move |copied| {
@@ -584,14 +591,15 @@ impl<D: Device> Driver<D> {
                         Outcome::Failed
                     }
                 };
-                // A step that has waited for it is reported after it.
-                happenings.send(Happening::Operation { op, outcome });
+                // Sent before waiters wake, so that a step that waited for the copy is reported
+                // after it.
+                messages.send(DriverMessage::Operation { op, outcome });
                 ended.end(copied);
             }),
         });
     }
 
-    /// Hands a step to the model, with what has changed since the one before.
+    /// Sends a step to the model, with the row changes since the step before.
     fn start_step(&mut self, step: StepId, plan: &Plan) {
         let mut job = self.spare.pop().unwrap_or_else(|| Box::new(StepJob::new()));
         job.begin(step, self.could_begin_at);
@@ -618,7 +626,8 @@ impl<D: Device> Driver<D> {
         self.stepper.start(job);
     }
 
-    /// Steps wait for a load-back from here on, until it has ended: those behind the first read its pages too.
+    /// Makes steps wait for a load-back until it has ended: steps after the first read its pages
+    /// too.
     fn await_copy(&mut self, op: Option<OpId>) {
         let is_awaited = |op| self.awaited.iter().any(|progress| progress.op() == op);
         if let Some(op) = op.filter(|op| !is_awaited(*op)) {
@@ -626,15 +635,15 @@ impl<D: Device> Driver<D> {
         }
     }
 
-    /// Which of the outputs of the step started last that is.
+    /// Returns the index of an awaited token among the outputs of the step started last.
     fn output_of(&self, behind: Option<StepId>, row: u32) -> usize {
         assert_eq!(self.last_started, behind, "only the step before is awaited");
         let output = self.outputs_wanted.binary_search(&(row as usize));
-        output.expect("whoever is awaited was to choose a token")
+        output.expect("an awaited step chooses a token")
     }
 
-    /// Adds what is computed of a request. If it is a single token that is not known yet, `awaited` says
-    /// which output of the step started before it is.
+    /// Adds the span of a request. `awaited` is the output of the previous step that supplies its
+    /// single token, if that token is not known yet.
     fn add_span(
         &mut self,
         job: &mut StepJob,
@@ -645,12 +654,14 @@ impl<D: Device> Driver<D> {
         awaited: Option<usize>,
     ) {
         let (batch, requests) = job.parts();
-        let live = self.live.get_mut(&request).expect("whoever computes is alive");
-        let all = self.scheduler.tokens(request).expect("whoever computes is alive");
+        let live = self.live.get_mut(&request).expect("a computing request is live");
+        let all = self.scheduler.tokens(request).expect("a computing request is live");
         if self.rows[slot.0 as usize].replace(request) != Some(request) {
-            // What a row that it had before knows of it gets old.
+            // The model's state of the request's former row is outdated.
             if let Some(before) = live.slot.replace(slot).filter(|before| *before != slot)
-                && self.rows[before.0 as usize].take_if(|who| *who == request).is_some()
+                && self.rows[before.0 as usize]
+                    .take_if(|request_of_row| *request_of_row == request)
+                    .is_some()
             {
                 batch.went.push(before);
             }
@@ -685,7 +696,7 @@ impl<D: Device> Driver<D> {
         }
     }
 
-    // ---- what there is to see ----
+    // ---- views ----
 
     fn figures(&self) -> Figures {
         Figures {
@@ -714,9 +725,9 @@ impl<D: Device> Driver<D> {
         salts.iter().map(|salt| self.scheduler.namespace_of("", salt)).collect()
     }
 
-    // ---- the end ----
+    // ---- shutdown ----
 
-    /// Calls off the requests that take longer than a shutdown is patient.
+    /// Cancels the requests that are unfinished when the patience of a shutdown ends.
     fn call_off_late(&mut self) {
         let now = self.now();
         let Some(closing) = &mut self.closing else { return };
@@ -730,7 +741,7 @@ impl<D: Device> Driver<D> {
         }
     }
 
-    /// The shutdown, once there is nothing left to wait for.
+    /// Returns the shutdown once no work is left to wait for.
     fn take_closing_if_drained(&mut self) -> Option<Closing> {
         let closing = self.closing.as_mut()?;
         let under_way = self.scheduler.stats().transfers_under_way();
@@ -760,7 +771,8 @@ impl<D: Device> Driver<D> {
     }
 }
 
-/// One that was retracted is admitted again, and has not waited from the beginning.
+/// Returns whether a transition is the request's first admission. A retracted request is admitted
+/// again, and its waiting time does not start at its submission.
 fn is_first_admission(transition: &Transition) -> bool {
     transition.event == EventName::Admitted && transition.from != StateName::Retracted
 }

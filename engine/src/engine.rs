@@ -1,4 +1,4 @@
-//! The engine as its users see it.
+//! The public handle of the engine.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -10,28 +10,28 @@ use tokio::sync::oneshot;
 use crate::device::Device;
 use crate::driver::Driver;
 use crate::generation::{Generate, Generation, Sibling};
-use crate::happening::{Happening, Happenings, WeightsChange};
 use crate::kv_feed::KvFeed;
 use crate::layout::LayoutError;
+use crate::message::{DriverMessage, DriverSender, WeightsChange};
 use crate::model::{Model, ModelError, NewWeights, WeightsError};
 use crate::view::{Figures, View};
 
-/// A running engine. Clones are the same engine; it ends when it is shut down or its runtime is.
+/// Handle of a running engine. Clones share the engine. It ends when it is shut down or its runtime
+/// is dropped.
 #[derive(Clone, Debug)]
 pub struct Engine {
-    happenings: Happenings,
+    messages: DriverSender,
     failure: Arc<OnceLock<String>>,
 }
 
 impl Engine {
-    /// Starts an engine on the tokio runtime that this is called from.
+    /// Starts an engine on the current tokio runtime.
     ///
-    /// What KV depends on ([`Config::model`]) is filled in from the model, and the sizes of the tiers
-    /// from the device. Without a store there is no
-    /// L3, and without host pages neither.
+    /// The KV identity ([`Config::model`]) is filled in from the model, and the tier sizes from the
+    /// device. Without a store or without host pages there is no L3.
     ///
     /// # Errors
-    /// What about the configuration, the store or the system cannot work.
+    /// Fails if the configuration, the store or the system does not permit the start.
     pub fn start<M, D>(
         config: Config,
         model: M,
@@ -45,10 +45,11 @@ impl Engine {
         Self::start_watched(config, model, device, store, Vec::new())
     }
 
-    /// Starts an engine, as [`start`](Self::start) does, whose scheduler's calls are told to witnesses.
+    /// Starts an engine, as [`start`](Self::start) does, with witnesses that observe the calls of
+    /// its scheduler.
     ///
     /// # Errors
-    /// What about the configuration, the store or the system cannot work.
+    /// Fails if the configuration, the store or the system does not permit the start.
     pub fn start_watched<M, D>(
         config: Config,
         model: M,
@@ -60,172 +61,179 @@ impl Engine {
         D: Device,
         M: Model<Memory = D::Memory, Fence = D::Fence>,
     {
-        let (happenings, happened) = Happenings::channel();
-        let driver = Driver::new(config, model, device, store, witnesses, happenings.clone())?;
+        let (messages, happened) = DriverSender::channel();
+        let driver = Driver::new(config, model, device, store, witnesses, messages.clone())?;
         let failure = driver.failure();
         tokio::spawn(driver.run(happened));
-        Ok(Self { happenings, failure })
+        Ok(Self { messages, failure })
     }
 
-    /// Takes a request.
+    /// Submits a request.
     ///
     /// # Errors
-    /// Why it cannot be taken.
+    /// Returns the reason for which the request is refused.
     ///
     /// # Panics
-    /// Never: whatever is taken has an answer.
+    /// Never: an accepted request has an answer.
     pub async fn submit(&self, generate: Generate) -> Result<Generation, SubmitError> {
         let mut answers = self.submit_answers(generate, Vec::new()).await?;
         Ok(answers.pop().expect("whatever is taken has an answer"))
     }
 
-    /// Takes a request for several answers to one prompt, all or none: that of the request itself comes
-    /// first, then those of its siblings. The prompt is held once, and what the cache can share of it is
-    /// computed or fetched once.
+    /// Submits a request for several answers to one prompt; either all are accepted or none. The
+    /// request's own answer comes first, then those of its siblings. The prompt is stored once, and
+    /// its shareable KV is computed or fetched once.
     ///
     /// # Errors
-    /// Why they cannot be taken.
+    /// Returns the reason for which the request is refused.
     pub async fn submit_answers(
         &self,
         generate: Generate,
         siblings: Vec<Sibling>,
     ) -> Result<Vec<Generation>, SubmitError> {
         let generate = Box::new(generate);
-        self.ask(|reply| Happening::Submit { generate, siblings, reply })
+        self.ask(|reply| DriverMessage::Submit { generate, siblings, reply })
             .await
             .unwrap_or(Err(SubmitError::ShuttingDown))
     }
 
-    /// Figures; nothing once the engine has ended.
+    /// Returns the figures; none once the engine has ended.
     pub async fn figures(&self) -> Option<Figures> {
-        self.ask(Happening::Figures).await
+        self.ask(DriverMessage::Figures).await
     }
 
-    /// The whole picture, with so many nodes of what the cache holds for some salts at the most;
-    /// nothing once the engine has ended.
+    /// Returns the complete view, with at most `nodes_max` nodes of the cache tree of the given
+    /// salts; none once the engine has ended.
     pub async fn view(&self, salts: Vec<String>, nodes_max: usize) -> Option<View> {
-        self.ask(|reply| Happening::View { salts, nodes_max, reply }).await
+        self.ask(|reply| DriverMessage::View { salts, nodes_max, reply }).await
     }
 
-    /// Forgets everything that device and host hold and nobody uses, and says how much that was; nothing
-    /// once the engine has ended. L3 keeps what it has.
+    /// Evicts all unused device and host pages, and returns how many; none once the engine has
+    /// ended. L3 is not changed.
     pub async fn clear_cache(&self) -> Option<Freed> {
-        self.ask(Happening::ClearCache).await
+        self.ask(DriverMessage::ClearCache).await
     }
 
-    /// Forgets every unused page on the device and returns how many pages that freed; `None` once the engine has ended.
-    /// Host and L3 keep their copies.
+    /// Drops every unused page on the device and returns the number of pages that this freed; `None` once the engine has
+    /// ended. Host and L3 keep their copies.
     pub async fn clear_device(&self) -> Option<Freed> {
-        self.ask(Happening::ClearDevice).await
+        self.ask(DriverMessage::ClearDevice).await
     }
 
-    /// Computes with other weights from the next step on: what they are depends on the model
-    /// ([`Model::replace_weights`]). Requests that run go on with the tokens that they have, whose KV is computed anew;
-    /// nothing that was computed with the old weights is found again, on any tier.
+    /// Replaces the weights from the next step on. The meaning of `weights` depends on the model
+    /// ([`Model::replace_weights`]). Running requests keep their tokens, and their KV is
+    /// recomputed. KV computed with the old weights is no longer a hit on any tier.
     ///
     /// # Errors
-    /// Why the engine goes on with the weights that it has.
+    /// Returns the reason for which the engine keeps its weights.
     pub async fn replace_weights(&self, weights: NewWeights) -> Result<(), WeightsError> {
-        self.ask(|reply| Happening::ReplaceWeights(WeightsChange { weights: Some(weights), reply }))
-            .await
-            .unwrap_or(Err(WeightsError::Ended))
+        self.ask(|reply| {
+            DriverMessage::ReplaceWeights(WeightsChange { weights: Some(weights), reply })
+        })
+        .await
+        .unwrap_or(Err(WeightsError::Ended))
     }
 
-    /// What the cache holds in each tier, as it changes, for routers. So many batches of events may wait to
-    /// be read; who falls behind further starts over with a snapshot. Nothing once the engine has ended.
+    /// Subscribes to changes of the cache content by tier, for routers. At most `batches_max`
+    /// batches of events are queued; a reader that falls further behind restarts from a snapshot.
+    /// None once the engine has ended.
     ///
-    /// Events are recorded while somebody reads them. `cache.kv_event_keys_max` bounds what one batch may
-    /// have, beyond which it is a snapshot too.
+    /// Events are recorded while there is a subscriber. A batch above `cache.kv_event_keys_max`
+    /// keys is replaced by a snapshot.
     pub async fn kv_events(&self, batches_max: usize) -> Option<KvFeed> {
-        self.ask(|reply| Happening::FollowKv { batches_max, reply }).await
+        self.ask(|reply| DriverMessage::FollowKv { batches_max, reply }).await
     }
 
-    /// The namespaces of requests with these salts, by which KV events name them; nothing once the engine has ended.
+    /// Returns the namespaces that KV events use for requests with these salts; none once the
+    /// engine has ended.
     pub async fn namespaces(&self, salts: Vec<String>) -> Option<Vec<PageKey>> {
-        self.ask(|reply| Happening::Namespaces { salts, reply }).await
+        self.ask(|reply| DriverMessage::Namespaces { salts, reply }).await
     }
 
-    /// Takes no more requests, lets those that run finish as far as `patience` goes, stores in L3 what
-    /// is on its way there, and shuts the store down.
+    /// Shuts the engine down: refuses new requests, lets running requests finish for at most
+    /// `patience`, completes writes to L3, and shuts the store down.
     pub async fn shutdown(&self, patience: Duration) -> Drained {
-        self.ask(|reply| Happening::Shutdown { patience, reply }).await.unwrap_or_default()
+        self.ask(|reply| DriverMessage::Shutdown { patience, reply }).await.unwrap_or_default()
     }
 
-    /// Waits until the engine has ended: because it was shut down, because its device has failed
-    /// ([`failure`](Self::failure)), or because it died of a defect.
+    /// Waits until the engine has ended: after a shutdown, a device failure
+    /// ([`failure`](Self::failure)) or a panic.
     pub async fn ended(&self) {
-        self.happenings.closed().await;
+        self.messages.closed().await;
     }
 
-    /// The reason why the device can do nothing more, if it has failed for good. The engine ends all requests then
-    /// ([`EndReason::DeviceLost`](crate::EndReason::DeviceLost)), and itself.
+    /// Returns the reason for which the device is lost, if it has failed permanently. The engine
+    /// then ends all requests ([`EndReason::DeviceLost`](crate::EndReason::DeviceLost)) and itself.
     #[must_use]
     pub fn failure(&self) -> Option<&str> {
         self.failure.get().map(String::as_str)
     }
 
-    /// Has the engine check its device, and returns when [`failure`](Self::failure) is up to date. A device that
-    /// computes is not disturbed: its steps tell.
+    /// Checks the device, and returns when [`failure`](Self::failure) is up to date. With steps in
+    /// flight it returns at once: their results show a failure.
     pub async fn check_device(&self) {
-        let _ = self.ask(Happening::CheckDevice).await;
+        let _ = self.ask(DriverMessage::CheckDevice).await;
     }
 
-    async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Happening) -> Option<T> {
+    async fn ask<T>(
+        &self,
+        question: impl FnOnce(oneshot::Sender<T>) -> DriverMessage,
+    ) -> Option<T> {
         let (reply, answer) = oneshot::channel();
-        self.happenings.send(question(reply));
+        self.messages.send(question(reply));
         answer.await.ok()
     }
 }
 
-/// What a shutdown left undone.
+/// The work that a shutdown abandoned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drained {
-    /// Requests that were called off because they took longer than the patience.
+    /// Requests cancelled because they took longer than the patience.
     pub aborted: u32,
-    /// Transfers that had not ended when the patience did.
+    /// Transfers in flight when the patience ended.
     pub abandoned_transfers: u32,
 }
 
-/// A request that cannot be taken.
+/// The reason for which a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SubmitError {
-    /// The engine takes no more requests.
+    /// The engine is shutting down.
     #[error("the engine is shutting down: try again later")]
     ShuttingDown,
-    /// The sequence would be longer than the model was made for.
+    /// The sequence would exceed the model's positions.
     #[error(
         "a prompt of {prompt_tokens} tokens plus {max_new_tokens} new tokens exceed this model's \
          context length of {positions_max}: shorten the prompt or ask for fewer tokens"
     )]
     TooLong {
-        /// Tokens of the prompt.
+        /// Tokens in the prompt.
         prompt_tokens: usize,
         /// New tokens asked for.
         max_new_tokens: u32,
-        /// What the model has.
+        /// Positions of the model.
         positions_max: u32,
     },
-    /// The prompt has a token that the model does not know.
+    /// The prompt has a token outside the vocabulary.
     #[error("token {token} does not exist: the model has {vocabulary} tokens")]
     UnknownToken {
         /// The token.
         token: u32,
-        /// How many there are.
+        /// Size of the vocabulary.
         vocabulary: usize,
     },
-    /// The model has no such adapter.
+    /// The model does not have the adapter.
     #[error("the model has no adapter '{adapter}': {}", those_there_are(known))]
     UnknownAdapter {
         /// The adapter.
         adapter: String,
-        /// Those that it has.
+        /// Adapters of the model.
         known: Vec<String>,
     },
-    /// The model does not know what passages say.
+    /// The model does not support passages.
     #[error("this model accepts only tokens: it does not support prompts with passages")]
     Passages,
-    /// The scheduler does not take it.
+    /// The scheduler refuses the request.
     #[error(transparent)]
     Scheduler(#[from] terrace_scheduler::SubmitError),
 }
@@ -237,40 +245,40 @@ fn those_there_are(adapters: &[String]) -> String {
     }
 }
 
-/// An engine that cannot start.
+/// The reason for which an engine cannot start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// The configuration cannot work.
+    /// The configuration is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The store does not take the host memory.
+    /// The store cannot register the host memory.
     #[error("the store cannot use the host memory: {0}")]
     Store(#[from] StoreError),
-    /// The model's KV cannot lie so.
+    /// The model's KV layout is invalid.
     #[error(transparent)]
     KvLayout(#[from] LayoutError),
-    /// Device and model do not belong together.
+    /// The page layouts of device and model differ.
     #[error(
         "a page of the model has {model}, and a page of the device has {device}: create the device \
          with `KvLayout::pages` of the model and the page size"
     )]
     Layout {
-        /// What the model needs.
+        /// Page layout of the model.
         model: String,
-        /// What the device has.
+        /// Page layout of the device.
         device: String,
     },
-    /// Steps are to begin before what they read has been loaded.
+    /// The configuration overlaps load-backs with steps, which the model does not support.
     #[error(
         "copies.load_back_overlaps: the model cannot wait for layers that are still being loaded \
          (`Model::waits_for_layers`): leave it out"
     )]
     Overlap,
-    /// The model does not start.
+    /// The model failed to start.
     #[error("the model cannot start: {0}")]
     Model(#[from] ModelError),
-    /// The system does not give what is needed.
+    /// The system lacks a resource.
     #[error("cannot start the model's thread: {0}")]
     Io(#[from] std::io::Error),
 }

@@ -1,4 +1,4 @@
-//! Models that compute a step when they are called, and the thread that makes steps to be launched of that.
+//! Models that compute a step synchronously, and the thread that turns them into launched steps.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -14,46 +14,46 @@ use crate::logits::Logits;
 use crate::model::{Finished, Model, ModelError, NewWeights, StepLimits, StepTicket, WeightsError};
 use crate::sampling::chooser::{Chooser, Output};
 
-/// Computes the logits of forward steps, and takes as long as it needs. [`Threaded`] makes a [`Model`] of
-/// it.
+/// A model that computes logits synchronously. [`Threaded`] makes a [`Model`] of it.
 ///
-/// What is asked of a model's KV and logits is asked of these.
+/// The requirements of [`Model`] on KV and logits apply.
 pub trait Forward: Send + 'static {
-    /// The device memory that the model reads and writes KV in.
+    /// Device memory that holds the KV.
     type Memory;
 
-    /// How KV lies in a page.
+    /// Returns the KV layout of a page.
     fn kv_layout(&self) -> KvLayout;
 
-    /// How many tokens there are.
+    /// Returns the number of tokens in the vocabulary.
     fn vocabulary(&self) -> usize;
 
-    /// The longest sequence that the model was made for.
+    /// Returns the length of the longest supported sequence.
     fn positions_max(&self) -> u32;
 
-    /// Names model and weights: different weights have different fingerprints.
+    /// Returns the fingerprint of model and weights; different weights have different fingerprints.
     fn fingerprint(&self) -> String;
 
-    /// Computes with other weights from here on, and has their fingerprint; see
-    /// [`Model::replace_weights`].
+    /// Replaces the weights and the fingerprint; see [`Model::replace_weights`].
     ///
     /// # Errors
-    /// When it cannot: it goes on with those that it has.
+    /// Fails if the weights are refused; the model then keeps its weights.
     fn replace_weights(&mut self, weights: NewWeights) -> Result<(), WeightsError> {
         drop(weights);
         Err(WeightsError::Refused("it cannot replace its weights".to_owned()))
     }
 
-    /// Whether it waits for each layer before it reads it ([`Step::wait_for_layer`]).
+    /// Returns whether the model waits for each layer before it reads it
+    /// ([`Step::wait_for_layer`]).
     fn waits_for_layers(&self) -> bool {
         false
     }
 
-    /// Computes the spans of a step: writes the KV of their tokens to their pages, and gives to `logits`
-    /// one row of [`Forward::vocabulary`] values for each token after which a span wants logits, in order.
+    /// Computes the spans of a step: writes the KV of their tokens to their pages, and adds to
+    /// `logits` one row of [`Forward::vocabulary`] values for each token whose logits are wanted,
+    /// in order.
     ///
     /// # Errors
-    /// When the step came to nothing. It may be tried again.
+    /// Fails if the step has no result. The engine may retry it.
     fn forward(
         &mut self,
         memory: &Self::Memory,
@@ -62,7 +62,7 @@ pub trait Forward: Send + 'static {
     ) -> Result<(), ModelError>;
 }
 
-/// A model whose steps a thread of its own computes one after the other, and chooses their tokens.
+/// A model that computes steps in order on a thread and chooses their tokens.
 #[derive(Debug)]
 pub struct Threaded<F> {
     kv_layout: KvLayout,
@@ -70,19 +70,19 @@ pub struct Threaded<F> {
     positions_max: u32,
     fingerprint: String,
     waits_for_layers: bool,
-    /// Until its thread begins.
+    /// The model, until the thread starts.
     forward: Option<F>,
-    /// The way to the thread, which ends when this is dropped.
+    /// Channel to the thread, which ends when the channel is dropped.
     work: Option<mpsc::Sender<Job>>,
 }
 
-/// What the thread is to do.
+/// A job of the thread.
 enum Job {
     Step(Launched),
     ReplaceWeights(NewWeights, mpsc::SyncSender<Result<String, WeightsError>>),
 }
 
-/// A step on its way to the thread.
+/// A launched step.
 #[derive(Debug)]
 struct Launched {
     batch: Arc<Batch>,
@@ -91,7 +91,7 @@ struct Launched {
 }
 
 impl<F: Forward> Threaded<F> {
-    /// A model that computes by calling `forward`.
+    /// Creates a model from `forward`.
     pub fn new(forward: F) -> Self {
         Self {
             kv_layout: forward.kv_layout(),
@@ -157,13 +157,13 @@ where
             chosen: None,
         };
         let work = move || {
-            // An engine that has ended waits for nothing.
+            // The thread ends with the engine.
             for job in receiver {
                 match job {
                     Job::Step(Launched { batch, fence, finished }) => {
                         let done = worker.run(&batch);
                         fence.pass();
-                        // Whoever waits for the step may use its memory again.
+                        // Released first, so that the waiting thread can reuse its memory.
                         drop(batch);
                         let _ = finished.send(done);
                     }
@@ -214,17 +214,17 @@ impl StepTicket for ThreadedTicket {
     }
 }
 
-/// What the thread has.
+/// State of the thread.
 struct Worker<F: Forward> {
     forward: F,
     memory: F::Memory,
     table: PageTable,
     chooser: Chooser,
-    /// Memory for tokens of which some were awaited.
+    /// Buffer for tokens, some of which were awaited.
     tokens: Vec<Token>,
-    /// Memory for logits.
+    /// Buffer for logits.
     logits: Vec<f32>,
-    /// What the step before has chosen, unless it came to nothing.
+    /// Tokens chosen by the step before, unless it failed.
     chosen: Option<Vec<Option<Token>>>,
 }
 
@@ -234,7 +234,7 @@ impl<F: Forward> Worker<F> {
         self.table.apply(batch);
         self.chooser.tell(batch);
         let before = self.chosen.take();
-        // A model that panics has failed at this step; the others are owed an answer.
+        // A panic of the model fails this step only; later steps still get an answer.
         let compute = AssertUnwindSafe(|| self.compute(batch, before.as_deref()));
         let result = catch_unwind(compute).unwrap_or_else(|panic| Err(ModelError::of(&*panic)));
         if let Ok(outputs) = &result {
@@ -284,13 +284,13 @@ mod tests {
     use crate::layout::KvType;
     use crate::sampling::grammar::Constraint;
     use crate::sampling::grammar::tests::Only;
-    use crate::sampling::shaping::{GoesOn, Shaping};
+    use crate::sampling::shaping::{Continuation, Shaping};
     use crate::sampling::{Choosing, Sampling};
 
     const VOCABULARY: usize = 10;
 
-    /// Waits for a word before each step, which may be that it fails, and answers one token after the
-    /// last of each span.
+    /// A model that waits for a message before each step, which may make it fail, and answers with
+    /// the successor of the last token of each span.
     struct Waits {
         words: mpsc::Receiver<Result<(), ModelError>>,
     }
@@ -339,7 +339,7 @@ mod tests {
         (model, sender)
     }
 
-    /// A step of some rows, each with the token that it has or the output that it awaits.
+    /// Creates a step of some rows, each with its token or the output that it awaits.
     fn batch(inputs: &[(u32, Result<Token, usize>)]) -> Arc<Batch> {
         let mut batch = Batch::default();
         for (place, &(slot, input)) in inputs.iter().enumerate() {
@@ -355,7 +355,7 @@ mod tests {
         Arc::new(batch)
     }
 
-    /// The same, of rows that come.
+    /// Creates the first step of some rows.
     fn first_batch(inputs: &[(u32, Token)]) -> Arc<Batch> {
         let known: Vec<_> = inputs.iter().map(|&(slot, token)| (slot, Ok(token))).collect();
         let mut batch = batch(&known);
@@ -378,10 +378,10 @@ mod tests {
     }
 
     #[test]
-    fn a_step_goes_on_with_what_the_one_before_chooses() {
+    fn step_starts_from_the_token_of_the_previous_step() {
         let (mut model, words) = model();
         let first = model.launch(&first_batch(&[(0, 1), (1, 5)])).unwrap();
-        // Both are launched though none has been computed: the model waits for a word.
+        // Both steps are launched before any is computed: the model waits for a message.
         let second = model.launch(&batch(&[(1, Err(1)), (0, Err(0))])).unwrap();
         let third = model.launch(&batch(&[(0, Err(1)), (1, Ok(2))])).unwrap();
         for _ in 0..3 {
@@ -392,14 +392,14 @@ mod tests {
         assert_eq!(tokens(third.finish()).unwrap(), [4, 3]);
     }
 
-    /// A choice by what a grammar allows behind so many tokens.
+    /// Restricts a choice to the tokens that a grammar allows after `index` tokens.
     fn choose_by(batch: &mut Arc<Batch>, constraint: &Constraint, index: u32) {
         let choice = Some(Choice { index, mask: Some(constraint.mask(index)) });
         Arc::get_mut(batch).unwrap().wanted[0].choice = choice;
     }
 
     #[test]
-    fn a_step_is_computed_before_its_grammar_has_seen_the_token_before() {
+    fn step_is_computed_before_its_grammar_consumes_the_previous_token() {
         let (mut model, words) = model();
         let text = vec![3, 8];
         let constraint = Constraint::new(Box::new(Only { text, end: 1, at: 0 }));
@@ -410,23 +410,23 @@ mod tests {
         let second = model.launch(&second).unwrap();
         words.send(Ok(())).unwrap();
         assert_eq!(tokens(first.finish()).unwrap(), [3]);
-        // The model asks for its next word when it computes: then the step before is over.
+        // The model reads its next message when it computes; the step before has then ended.
         words.send(Ok(())).unwrap();
         constraint.push(3);
         assert_eq!(tokens(second.finish()).unwrap(), [8]);
-        // A step whose choice was called off is only waited for.
+        // A step whose choice was cancelled is waited for, and its result is not used.
         let mut third = batch(&[(0, Err(0))]);
         choose_by(&mut third, &constraint, 2);
         let third = model.launch(&third).unwrap();
         words.send(Ok(())).unwrap();
         drop(constraint);
         let outputs = third.finish().result.unwrap();
-        let goes_on = &outputs[0].chosen.as_ref().unwrap().goes_on;
-        assert!(matches!(goes_on, GoesOn::Failed(_)), "{goes_on:?}");
+        let continuation = &outputs[0].chosen.as_ref().unwrap().continuation;
+        assert!(matches!(continuation, Continuation::Failed(_)), "{continuation:?}");
     }
 
     #[test]
-    fn a_step_that_fails_takes_along_the_one_that_awaits_it() {
+    fn failed_step_fails_the_step_that_awaits_it() {
         let (mut model, words) = model();
         let first = model.launch(&first_batch(&[(0, 1)])).unwrap();
         let second = model.launch(&batch(&[(0, Err(0))])).unwrap();
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_that_has_ended_can_be_used_again() {
+    fn batch_of_an_ended_step_is_reusable() {
         let (mut model, words) = model();
         words.send(Ok(())).unwrap();
         let mut batch = first_batch(&[(0, 1)]);

@@ -1,4 +1,4 @@
-//! Requests as the engine's users see them: what they ask for, and what they get back.
+//! Requests and answers as users of the engine see them.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -7,69 +7,71 @@ use serde::Serialize;
 use terrace_scheduler::{FailReason, Hits, Passage, Reach, RequestId, Token};
 use tokio::sync::mpsc;
 
-use crate::happening::{Happening, Happenings};
+use crate::message::{DriverMessage, DriverSender};
 use crate::sampling::Sampling;
 use crate::sampling::grammar::Grammar;
 use crate::sampling::logprobs::Logprobs;
 use crate::sampling::shaping::Shaping;
 
-/// What to generate.
+/// A generation request.
 #[derive(Debug)]
 pub struct Generate {
-    /// The tokens to start from.
+    /// Prompt tokens.
     pub prompt: Vec<Token>,
-    /// How many tokens to produce at the most. With none the prompt is all that there is to know about.
+    /// Largest number of tokens to generate. With 0 the request only scores or prefills the prompt.
     pub max_new_tokens: u32,
-    /// How they are chosen.
+    /// Sampling parameters.
     pub sampling: Sampling,
-    /// What changes their logits before.
+    /// Changes to the logits before sampling.
     pub shaping: Shaping,
-    /// How the answer may go on; in any way without.
+    /// Grammar of the answer; unconstrained without one.
     pub grammar: Option<Box<dyn Grammar>>,
     /// Tokens that end the answer.
     pub stop_tokens: Arc<[Token]>,
-    /// Whether the token that ends the answer is part of it.
+    /// True if the answer includes the stop token.
     pub keeps_stop_token: bool,
-    /// Whether to tell the log-probability of each token, and of how many of the likeliest in its place.
+    /// Reports the log-probability of each token, and of this number of the likeliest alternatives.
     pub logprobs: Option<u32>,
-    /// Whether to tell the same of the prompt's tokens. All of the prompt is computed then, whatever the
-    /// cache holds of it.
+    /// Reports the same for the prompt's tokens. The whole prompt is then computed, whether or not
+    /// it is cached.
     pub prompt_logprobs: bool,
-    /// Higher goes first where priorities count.
+    /// Priority; higher values are scheduled first under policies that use priorities.
     pub priority: i32,
-    /// Whose cache it uses: requests of different salts never share a page. Empty for everybody's.
+    /// Cache salt: requests of different salts never share a page. The empty salt is the shared
+    /// one.
     pub salt: String,
-    /// The adapter to compute with, one of [`Model::adapters`](crate::Model::adapters). Empty for none.
+    /// Adapter to compute with, one of [`Model::adapters`](crate::Model::adapters). Empty for none.
     pub adapter: String,
-    /// Where the prompt says more than its tokens do, as with images. The model has to know what.
+    /// Prompt ranges that stand for other content, such as images. The model must support them.
     pub passages: Vec<Passage>,
-    /// How far down the tiers it looks for what it needs, and how far what it computes is written.
+    /// Lowest tier that is searched for the prefix.
     pub reads: Reach,
-    /// See `reads`.
+    /// Lowest tier that computed pages are written to.
     pub writes: Reach,
-    /// Whether to sum up the logits that the answer came from.
+    /// Returns a checksum of the logits of the answer.
     pub logits_checksum: bool,
-    /// Dropped when the engine has forgotten the request.
+    /// Dropped when the engine has released the request.
     pub ticket: Option<Ticket>,
 }
 
-/// Another answer to the prompt of a [`Generate`]: what is its own. All else is as for the first.
+/// A further answer to the prompt of a [`Generate`]: its individual parameters. The others are
+/// shared with the first answer.
 #[derive(Debug)]
 pub struct Sibling {
-    /// How its tokens are chosen.
+    /// Sampling parameters.
     pub sampling: Sampling,
-    /// How it may go on; in any way without.
+    /// Grammar of the answer; unconstrained without one.
     pub grammar: Option<Box<dyn Grammar>>,
-    /// Dropped when the engine has forgotten it.
+    /// Dropped when the engine has released the request.
     pub ticket: Option<Ticket>,
 }
 
-/// Something that a request holds for as long as it takes a place in the engine, which is longer than
-/// its answer takes: what it computed may still be on its way to the host.
+/// A value that a request holds while it occupies the engine. This can outlast its answer: its KV
+/// may still be on its way to the host.
 pub type Ticket = Arc<dyn Any + Send + Sync>;
 
 impl Generate {
-    /// The likeliest continuation of a prompt.
+    /// Creates a request for the greedy continuation of a prompt.
     #[must_use]
     pub fn new(prompt: Vec<Token>, max_new_tokens: u32) -> Self {
         Self {
@@ -94,56 +96,56 @@ impl Generate {
     }
 }
 
-/// An answer as it comes. Dropping it calls the request off.
+/// A stream of updates of one answer. Dropping it cancels the request.
 #[derive(Debug)]
 pub struct Generation {
     id: RequestId,
     updates: mpsc::UnboundedReceiver<Update>,
-    happenings: Happenings,
+    messages: DriverSender,
     has_ended: bool,
 }
 
-/// Something new about an answer.
+/// An event of an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Update {
-    /// The prompt is computed or loaded: where its KV came from. Comes once, before the first token.
+    /// The prompt is computed or loaded, from the given sources. Sent once, before the first token.
     Started(Hits),
-    /// How likely the prompt's tokens were, from the second on, if that was asked for. Comes after the
-    /// start.
+    /// Log-probabilities of the prompt's tokens, from the second on, if requested. Sent after
+    /// [`Started`](Self::Started).
     Prompt(Vec<Logprobs>),
-    /// How likely the next token was, if that was asked for. Comes right before it.
+    /// Log-probability of the next token, if requested. Sent right before the token.
     Logprobs(Box<Logprobs>),
     /// The next token.
     Token(Token),
-    /// Nothing more comes.
+    /// The end of the answer; the last update.
     Ended(Ending),
 }
 
-/// How an answer ended.
+/// The end of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ending {
-    /// Why.
+    /// Reason of the end.
     pub reason: EndReason,
-    /// A checksum of the logits of all its tokens, if it was asked for.
+    /// Checksum of the logits of all tokens, if requested.
     pub logits_checksum: Option<u64>,
 }
 
-/// Why an answer ended.
+/// The reason for which an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EndReason {
-    /// The model produced a stop token, the grammar is complete, or the asker had what it needed
+    /// The model produced a stop token, the grammar is complete, or the client finished the answer
     /// ([`Generation::finish`]).
     Stop,
-    /// It has all the tokens that it may have.
+    /// The answer has reached its token limit.
     Length,
-    /// It was called off, by its asker or because the engine shuts down.
+    /// The request was cancelled, by its client or by a shutdown.
     Aborted,
-    /// Its grammar came to its limits.
+    /// The grammar has exceeded its limits.
     Grammar,
-    /// It could not go on.
+    /// The request failed.
     Failed(FailReason),
-    /// The device has failed for good, and the engine has ended.
+    /// The device has failed permanently, and the engine has ended.
     DeviceLost,
 }
 
@@ -151,17 +153,17 @@ impl Generation {
     pub(crate) fn new(
         id: RequestId,
         updates: mpsc::UnboundedReceiver<Update>,
-        happenings: Happenings,
+        messages: DriverSender,
     ) -> Self {
-        Self { id, updates, happenings, has_ended: false }
+        Self { id, updates, messages, has_ended: false }
     }
 
-    /// The next update; nothing after the end.
+    /// Returns the next update; none after the end.
     pub async fn next(&mut self) -> Option<Update> {
         if self.has_ended {
             return None;
         }
-        // An engine that has died owes nothing more.
+        // The engine has died: no update follows.
         let update = self
             .updates
             .recv()
@@ -171,24 +173,24 @@ impl Generation {
         Some(update)
     }
 
-    /// The request's name.
+    /// Returns the id of the request.
     #[must_use]
     pub fn id(&self) -> RequestId {
         self.id
     }
 
-    /// Ends the request as one that has come to its end: what it computed is kept like that of any
-    /// other that has finished, which a request that is called off is not promised.
+    /// Ends the request as complete. Its KV is kept like that of every finished request; a
+    /// cancelled request has no such guarantee.
     pub fn finish(mut self) {
         self.has_ended = true;
-        self.happenings.send(Happening::Finish(self.id));
+        self.messages.send(DriverMessage::Finish(self.id));
     }
 }
 
 impl Drop for Generation {
     fn drop(&mut self) {
         if !self.has_ended {
-            self.happenings.send(Happening::Abort(self.id));
+            self.messages.send(DriverMessage::Abort(self.id));
         }
     }
 }

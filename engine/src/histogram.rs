@@ -1,15 +1,16 @@
-//! How long things took, as counts between bounds.
+//! Histograms of durations.
 
 use serde::Serialize;
 
-/// Upper bounds, in microseconds. What took longer than the last one is counted above it.
+/// Upper bounds of the buckets, in microseconds. Longer times fall into the last bucket, which has
+/// no bound.
 const BOUNDS_US: [u64; 15] = [
     1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 2_500_000,
     5_000_000, 10_000_000, 30_000_000, 60_000_000,
 ];
 
-/// Times, counted by the bounds that they lie between. Its owner alone changes it, and whoever asks
-/// gets a copy: there is nothing to lock.
+/// A histogram of durations. The owner alone changes it, and readers get a copy, so there is no
+/// lock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct TimeHistogram {
     counts: [u64; BOUNDS_US.len() + 1],
@@ -17,26 +18,26 @@ pub struct TimeHistogram {
 }
 
 impl TimeHistogram {
-    /// Counts a time.
+    /// Records a duration.
     pub fn observe(&mut self, us: u64) {
         self.counts[BOUNDS_US.partition_point(|bound| *bound < us)] += 1;
         self.sum_us = self.sum_us.saturating_add(us);
     }
 
-    /// The upper bound of each bucket in seconds, infinity at the end, and how many times are in it and
-    /// in none before.
+    /// Iterates over upper bounds in seconds, with infinity last, and the number of durations in
+    /// each bucket.
     pub fn buckets(&self) -> impl Iterator<Item = (f64, u64)> {
         let bounds = BOUNDS_US.iter().map(|us| *us as f64 / 1e6);
         bounds.chain([f64::INFINITY]).zip(self.counts)
     }
 
-    /// How many times were counted.
+    /// Returns the number of recorded durations.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// All of them together.
+    /// Returns the sum of all recorded durations.
     #[must_use]
     pub fn sum_seconds(&self) -> f64 {
         self.sum_us as f64 / 1e6
@@ -48,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_is_counted_once_below_its_bound() {
+    fn counts_a_duration_in_one_bucket() {
         let mut histogram = TimeHistogram::default();
         for us in [0, 1_000, 1_001, 60_000_000, 60_000_001] {
             histogram.observe(us);

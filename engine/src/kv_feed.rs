@@ -1,4 +1,4 @@
-//! Feeds: the KV events of a running engine, for those who route requests by them.
+//! Feeds of the KV events of a running engine, for routers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
@@ -6,91 +6,93 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use terrace_scheduler::{KvEvents, WatchedScheduler};
 use tokio::sync::mpsc::{self, error::TrySendError};
 
-use crate::happening::{Happening, Happenings};
+use crate::message::{DriverMessage, DriverSender};
 
-/// The memory of so many events is kept to be used again.
+/// Largest number of event buffers kept for reuse.
 const SPARES_MAX: usize = 8;
 
-/// What an engine's cache holds, as it changes: first a snapshot, then [`KvEvents`] in their order.
+/// A subscription to the changes of an engine's cache content: first a snapshot, then [`KvEvents`]
+/// in order.
 ///
-/// Whoever reads too slowly misses nothing: when there is no room for more, the events that wait are
-/// followed by a new snapshot, which [says so](KvEvents::is_snapshot). The engine never waits for a reader.
+/// A slow reader does not miss changes: when its queue is full, a new snapshot follows the queued
+/// events and is [marked as one](KvEvents::is_snapshot). The engine never waits for a reader.
 #[derive(Debug)]
 pub struct KvFeed {
     events: mpsc::Receiver<Arc<KvEvents>>,
     needs_snapshot: Arc<AtomicBool>,
-    happenings: Happenings,
+    messages: DriverSender,
 }
 
 impl KvFeed {
-    /// What has happened next; nothing once the engine has ended.
+    /// Returns the next events; none once the engine has ended.
     pub async fn next(&mut self) -> Option<Arc<KvEvents>> {
         let events = self.events.recv().await;
         self.has_room();
         events
     }
 
-    /// What has happened next, if that is known already.
+    /// Returns the next events if they are queued.
     pub fn try_next(&mut self) -> Option<Arc<KvEvents>> {
         let events = self.events.try_recv().ok();
         self.has_room();
         events
     }
 
-    /// An engine that has nothing else to do would not notice.
+    /// Wakes the driver if this reader needs a snapshot: an idle engine would not notice the free
+    /// queue.
     fn has_room(&self) {
-        // Either this sees that a snapshot is due, or the engine sees the room for it.
+        // Either this thread sees that a snapshot is due, or the driver sees the free queue.
         fence(Ordering::SeqCst);
         if self.needs_snapshot.load(Ordering::Relaxed) {
-            self.happenings.send(Happening::KvFeedHasRoom);
+            self.messages.send(DriverMessage::KvFeedHasRoom);
         }
     }
 }
 
-/// One who reads.
+/// A subscriber.
 #[derive(Debug)]
 struct Reader {
     events: mpsc::Sender<Arc<KvEvents>>,
-    /// Whether it has to start over.
+    /// True if the next events must be a snapshot.
     needs_snapshot: Arc<AtomicBool>,
 }
 
-/// Everybody who reads.
+/// All subscribers of an engine.
 #[derive(Debug, Default)]
 pub(crate) struct KvFeeds {
     readers: Vec<Reader>,
-    /// Events that were told. Those that nobody reads any more are written over.
+    /// Event buffers that were sent, reused once no reader holds them.
     spares: Vec<Arc<KvEvents>>,
 }
 
 impl KvFeeds {
-    /// One more who reads; so many batches of events may wait for it.
-    pub(crate) fn open(&mut self, batches_max: usize, happenings: Happenings) -> KvFeed {
+    /// Adds a subscriber with a queue of `batches_max` batches of events.
+    pub(crate) fn open(&mut self, batches_max: usize, messages: DriverSender) -> KvFeed {
         let (sender, events) = mpsc::channel(batches_max.max(1));
         let needs_snapshot = Arc::new(AtomicBool::new(true));
         self.readers.push(Reader { events: sender, needs_snapshot: needs_snapshot.clone() });
-        KvFeed { events, needs_snapshot, happenings }
+        KvFeed { events, needs_snapshot, messages }
     }
 
-    /// Tells everybody what has happened. Costs nothing if nobody reads.
-    pub(crate) fn tell(&mut self, scheduler: &mut WatchedScheduler) {
+    /// Sends the events since the last call to all subscribers. Does no work without subscribers.
+    pub(crate) fn publish(&mut self, scheduler: &mut WatchedScheduler) {
         if self.readers.is_empty() {
             return;
         }
-        let mut told = self.spare();
-        let events = Arc::get_mut(&mut told).expect("a spare is nobody's");
+        let mut sent = self.spare();
+        let events = Arc::get_mut(&mut sent).expect("a spare buffer has one owner");
         scheduler.drain_kv_events(events);
         if !events.is_empty() {
-            self.readers.iter().for_each(|reader| reader.tell(&told));
+            self.readers.iter().for_each(|reader| reader.send(&sent));
         }
-        self.keep(told);
+        self.keep(sent);
         let waits = |reader: &Reader| reader.needs_snapshot() && reader.events.capacity() > 0;
         if self.readers.iter().any(waits) {
             let mut all = self.spare();
-            let snapshot = Arc::get_mut(&mut all).expect("a spare is nobody's");
+            let snapshot = Arc::get_mut(&mut all).expect("a spare buffer has one owner");
             scheduler.kv_snapshot(snapshot);
             let readers = self.readers.iter().filter(|reader| waits(reader));
-            readers.for_each(|reader| reader.tell(&all));
+            readers.for_each(|reader| reader.send(&all));
         }
         self.readers.retain(|reader| !reader.events.is_closed());
         if self.readers.is_empty() {
@@ -99,16 +101,16 @@ impl KvFeeds {
         }
     }
 
-    /// Memory that nobody reads any more.
+    /// Returns an event buffer that no reader holds.
     fn spare(&mut self) -> Arc<KvEvents> {
         let free = self.spares.iter().position(|spare| Arc::strong_count(spare) == 1);
         free.map(|place| self.spares.swap_remove(place)).unwrap_or_default()
     }
 
-    /// Snapshots are large, and rare: their memory is not kept.
-    fn keep(&mut self, told: Arc<KvEvents>) {
-        if self.spares.len() < SPARES_MAX && !told.is_snapshot {
-            self.spares.push(told);
+    /// Keeps a buffer for reuse. Snapshots are large and rare, so their memory is not kept.
+    fn keep(&mut self, sent: Arc<KvEvents>) {
+        if self.spares.len() < SPARES_MAX && !sent.is_snapshot {
+            self.spares.push(sent);
         }
     }
 }
@@ -118,7 +120,7 @@ impl Reader {
         self.needs_snapshot.load(Ordering::Relaxed)
     }
 
-    fn tell(&self, events: &Arc<KvEvents>) {
+    fn send(&self, events: &Arc<KvEvents>) {
         if self.needs_snapshot() && !events.is_snapshot {
             return;
         }

@@ -1,84 +1,84 @@
-//! How KV lies in a page.
+//! The layout of KV in a page.
 
 use std::fmt;
 use std::ops::Range;
 
-/// How the KV of a model lies in a page: in slabs, one after the other. A device may keep each slab of all
-/// pages in memory of its own; on host, and in L3, a page is all of its slabs.
+/// The layout of a model's KV in a page: a sequence of slabs. A device may keep each slab of all
+/// pages in a separate allocation; on host and in L3 a page is the concatenation of its slabs.
 ///
-/// The layout is part of the namespace: pages of different layouts are never mistaken for each other.
+/// The layout is part of the namespace, so pages of different layouts never match.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvLayout {
-    /// What a page consists of.
+    /// Slabs of a page, in order.
     pub slabs: Vec<Slab>,
 }
 
-/// A part of a page: consecutive layers, each of the same size.
+/// A part of a page: consecutive layers of the same size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slab {
-    /// Whose KV it holds.
+    /// Layers that the slab holds.
     pub layers: Range<usize>,
-    /// The type of its elements.
+    /// Element type.
     pub dtype: KvType,
-    /// What it holds for each layer.
+    /// Content of the slab for each layer.
     pub form: KvForm,
 }
 
-/// What a slab holds for a layer.
+/// Content of a slab for one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvForm {
-    /// For each head, the keys of the page's tokens and then their values:
-    /// `[layer][head][key or value][token][element]`.
+    /// The keys of the page's tokens and then their values, for each head: `[layer][head][key or
+    /// value][token][element]`.
     KeysAndValues {
-        /// Key and value heads of a layer.
+        /// Key-value heads of a layer.
         heads: usize,
         /// Elements of a key or value.
         head_elements: usize,
     },
-    /// Keys alone, or values: `[layer][head][token][element]`.
+    /// Only keys or only values: `[layer][head][token][element]`.
     OneOfBoth {
         /// Heads of a layer.
         heads: usize,
         /// Elements of a key or value.
         head_elements: usize,
     },
-    /// One vector for each token, which all heads share: the latent KV of MLA, scales of small types, keys
-    /// of an indexer: `[layer][token][element]`.
+    /// One vector for each token, shared by all heads, such as latent KV of MLA, scales of
+    /// quantised types or keys of an indexer: `[layer][token][element]`.
     Vector {
         /// Elements of the vector.
         elements: usize,
     },
 }
 
-/// The type of KV elements.
+/// Element type of KV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum KvType {
     /// 32 bits.
     F32,
-    /// 16 bits, with the exponent of 32.
+    /// 16 bits, with the exponent range of 32 bits.
     Bf16,
     /// 16 bits.
     F16,
-    /// 8 bits, 4 of exponent.
+    /// 8 bits, 4 of them exponent.
     Fp8E4m3,
-    /// 8 bits, 5 of exponent.
+    /// 8 bits, 5 of them exponent.
     Fp8E5m2,
-    /// 8 bits without sign, for what is packed by the model itself.
+    /// 8 bits unsigned, for data that the model packs itself.
     U8,
 }
 
-/// A layout that cannot work.
+/// An invalid layout.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the layout of KV ({layout}) cannot work: {reason}")]
 pub struct LayoutError {
-    /// Which.
+    /// The layout.
     pub layout: String,
-    /// Why.
+    /// The reason.
     pub reason: &'static str,
 }
 
 impl KvType {
-    /// The size of an element.
+    /// Returns the size of an element.
     #[must_use]
     pub fn bytes(self) -> usize {
         match self {
@@ -107,7 +107,7 @@ impl fmt::Display for KvType {
 }
 
 impl KvForm {
-    /// The number of elements that a token has in a layer.
+    /// Returns the number of elements of a token in a layer.
     fn elements(self) -> Option<usize> {
         match self {
             Self::KeysAndValues { heads, head_elements } => {
@@ -131,7 +131,7 @@ impl Slab {
 }
 
 impl KvLayout {
-    /// One slab with the keys and values of all heads of so many layers.
+    /// Creates a layout of one slab with the keys and values of all heads.
     #[must_use]
     pub fn keys_and_values(
         dtype: KvType,
@@ -143,10 +143,10 @@ impl KvLayout {
         Self { slabs: vec![Slab { layers: 0..layers, dtype, form }] }
     }
 
-    /// Pages of so many tokens.
+    /// Returns the layout of pages with `page_size` tokens.
     ///
     /// # Errors
-    /// When the layout cannot work.
+    /// Fails if the layout is invalid.
     pub fn pages(&self, page_size: u32) -> Result<PageLayout, LayoutError> {
         let wrong = |reason| LayoutError { layout: self.to_string(), reason };
         let layers = self.layers();
@@ -171,13 +171,13 @@ impl KvLayout {
         Ok(PageLayout { kv: self.clone(), page_size, layers, bytes })
     }
 
-    /// Layers of the model.
+    /// Returns the number of layers of the model.
     #[must_use]
     pub fn layers(&self) -> usize {
         self.slabs.iter().map(|slab| slab.layers.end).max().unwrap_or(0)
     }
 
-    /// The types of its elements, each once.
+    /// Returns the distinct element types.
     #[must_use]
     pub fn dtypes(&self) -> String {
         let mut types: Vec<KvType> = self.slabs.iter().map(|slab| slab.dtype).collect();
@@ -188,7 +188,7 @@ impl KvLayout {
     }
 }
 
-/// What the namespace says of it: whatever changes where an element lies changes this.
+/// The form that enters the namespace: any change of an element's position changes it.
 impl fmt::Display for KvLayout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (place, Slab { layers, dtype, form }) in self.slabs.iter().enumerate() {
@@ -210,7 +210,7 @@ impl fmt::Display for KvLayout {
     }
 }
 
-/// A layout with its page size: where in a page everything lies.
+/// A layout with its page size, which determines all positions in a page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PageLayout {
     kv: KvLayout,
@@ -220,31 +220,31 @@ pub struct PageLayout {
 }
 
 impl PageLayout {
-    /// How KV lies in a page.
+    /// Returns the KV layout.
     #[must_use]
     pub fn kv(&self) -> &KvLayout {
         &self.kv
     }
 
-    /// Tokens in a page.
+    /// Returns the number of tokens in a page.
     #[must_use]
     pub fn page_size(&self) -> u32 {
         self.page_size
     }
 
-    /// The size of a page.
+    /// Returns the size of a page.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Layers of the model.
+    /// Returns the number of layers of the model.
     #[must_use]
     pub fn layers(&self) -> usize {
         self.layers
     }
 
-    /// Where in a page the slabs lie, one after the other.
+    /// Iterates over the byte ranges of the slabs in a page.
     pub fn slabs(&self) -> impl Iterator<Item = Range<usize>> {
         let mut at = 0;
         self.kv.slabs.iter().map(move |slab| {
@@ -254,7 +254,7 @@ impl PageLayout {
         })
     }
 
-    /// Where in a page a layer lies: in each slab that holds it.
+    /// Iterates over the byte ranges of a layer in a page: one for each slab that holds it.
     pub fn layer(&self, layer: usize) -> impl Iterator<Item = Range<usize>> {
         self.kv.slabs.iter().zip(self.slabs()).filter_map(move |(slab, place)| {
             let within = slab.layers.contains(&layer).then(|| layer - slab.layers.start)?;
@@ -271,10 +271,10 @@ impl fmt::Display for PageLayout {
     }
 }
 
-/// The KV of a model that keeps it in one slab of `f32`, as those that compute on the CPU do.
+/// The KV of a model with one slab of `f32`, as CPU models have it.
 ///
-/// A page holds, for each layer and each KV head, the keys of its tokens and then their values:
-/// `[layer][head][key or value][token][element]`, all of them `f32`.
+/// For each layer and each KV head a page holds the keys of its tokens and then their values:
+/// `[layer][head][key or value][token][element]`, all `f32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvShape {
     /// Layers of the model.
@@ -286,25 +286,25 @@ pub struct KvShape {
 }
 
 impl KvShape {
-    /// The layout of its pages.
+    /// Returns the layout of its pages.
     #[must_use]
     pub fn layout(&self) -> KvLayout {
         KvLayout::keys_and_values(KvType::F32, self.layers, self.heads, self.head_elements)
     }
 
-    /// The number of `f32` in a page of so many tokens.
+    /// Returns the number of `f32` in a page of `page_size` tokens.
     #[must_use]
     pub fn page_elements(&self, page_size: u32) -> usize {
         self.layers * self.heads * 2 * page_size as usize * self.head_elements
     }
 
-    /// The size of a page of so many tokens.
+    /// Returns the size in bytes of a page of `page_size` tokens.
     #[must_use]
     pub fn page_bytes(&self, page_size: u32) -> usize {
         self.page_elements(page_size) * size_of::<f32>()
     }
 
-    /// Where in a page the keys of a layer and head begin; their values follow them.
+    /// Returns the position of the keys of a layer and head in a page; their values follow them.
     #[must_use]
     pub fn keys_at(&self, layer: usize, head: usize, page_size: u32) -> usize {
         (layer * self.heads + head) * 2 * page_size as usize * self.head_elements
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_has_its_layers_one_after_the_other() {
+    fn layers_of_a_page_are_consecutive() {
         let layout = KvLayout::keys_and_values(KvType::Bf16, 3, 2, 8).pages(16).unwrap();
         assert_eq!(layout.bytes(), 3 * 2 * 2 * 16 * 8 * 2);
         let layers: Vec<_> = (0..3).flat_map(|layer| layout.layer(layer)).collect();
@@ -331,8 +331,9 @@ mod tests {
     }
 
     #[test]
-    fn layers_are_found_in_every_slab_that_holds_them() {
-        // Latent KV in small numbers with a scale for each token, and an indexer's keys for some layers.
+    fn finds_a_layer_in_every_slab_that_holds_it() {
+        // Latent KV of a small type with a scale for each token, and an indexer's keys for some
+        // layers.
         let layout = KvLayout {
             slabs: vec![
                 slab(0..2, KvType::F32, KvForm::Vector { elements: 1 }),
@@ -351,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn layouts_that_cannot_work_are_refused() {
+    fn rejects_invalid_layouts() {
         let refused = |slabs: Vec<Slab>| KvLayout { slabs }.pages(16).unwrap_err().to_string();
         let vector = |elements| KvForm::Vector { elements };
         for (slabs, reason) in [
@@ -375,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_differs_is_told_apart() {
+    fn different_layouts_have_different_names() {
         let of = |dtype, heads, form: fn(usize, usize) -> KvForm| {
             KvLayout { slabs: vec![slab(0..4, dtype, form(heads, 64))] }.to_string()
         };

@@ -1,13 +1,13 @@
-//! The engine drives a scheduler: it asks for plans, starts copies and L3 transfers, runs the
-//! model, and reports the results. Programs that embed it only submit requests and read tokens.
+//! The engine drives a scheduler: it requests plans, starts copies and L3 transfers, runs the
+//! model, and reports the results. A program that embeds it submits requests and reads tokens.
 //!
 //! One task makes all decisions ([`Engine`]). One thread launches the model's steps and another
-//! waits for them ([`Model`]); copies run on the device's threads ([`Device`]), and L3 transfers
-//! run as tasks on the [`Store`](terrace_l3::Store). The deciding task never waits for any of them,
-//! nor for a client: they send it messages.
+//! waits for them ([`Model`]). Copies run on the device's threads ([`Device`]), and L3 transfers
+//! run as tasks on the [`Store`](terrace_l3::Store). The deciding task does not wait for any of
+//! them, nor for clients: they send it messages.
 //!
-//! The engine never touches KV bytes. The model computes pages, the device copies them, and they
-//! move between host memory and L3 without a copy in between.
+//! The engine does not touch KV bytes. The model computes pages, the device copies them, and they
+//! move between host memory and L3 without an intermediate copy.
 
 mod batch;
 mod call_off;
@@ -17,12 +17,12 @@ mod driver;
 mod engine;
 mod forward;
 mod generation;
-mod happening;
 mod histogram;
 mod kv_feed;
 mod layout;
 mod live;
 mod logits;
+mod message;
 mod model;
 mod sampling;
 mod stepper;
@@ -43,7 +43,7 @@ pub use model::{Finished, Model, ModelError, NewWeights, StepLimits, StepTicket,
 pub use sampling::chooser::{Chooser, Chosen, Output};
 pub use sampling::grammar::{Allowed, Constraint, Grammar, GrammarError, Mask};
 pub use sampling::logprobs::{Logprobs, Scorer};
-pub use sampling::shaping::{GoesOn, Shaping};
+pub use sampling::shaping::{Continuation, Shaping};
 pub use sampling::{Choosing, Sampler, Sampling};
 pub use terrace_scheduler::{KvEvent, KvEvents, KvTier};
 pub use view::{Figures, Moment, RequestView, StepFigures, View};

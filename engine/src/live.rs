@@ -1,4 +1,4 @@
-//! A request that has not ended, as the driver knows it.
+//! The driver's state of a request that has not ended.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,34 +13,34 @@ use crate::sampling::Choosing;
 use crate::sampling::chooser::Chosen;
 use crate::sampling::grammar::Constraint;
 use crate::sampling::logprobs::{Logprobs, PromptScores};
-use crate::sampling::shaping::GoesOn;
+use crate::sampling::shaping::Continuation;
 use crate::view::RequestView;
 
-/// A request, from its submission until the scheduler says that it has ended. Its asker has the whole
-/// answer as soon as the last token is there: what is then still to be copied is not its business.
+/// A request, from its submission until the scheduler reports its end. The client has the complete
+/// answer with the last token; copies of its KV may still be in flight then.
 #[derive(Debug)]
 pub(crate) struct Live {
     pub(crate) view: RequestView,
     updates: mpsc::UnboundedSender<Update>,
-    /// What its asker is told next.
-    untold: Vec<Update>,
-    /// How its tokens are chosen: told to the model when it comes to a row.
+    /// Updates to send next.
+    unsent: Vec<Update>,
+    /// Sampling parameters, sent to the model when the request is assigned a row.
     pub(crate) choosing: Arc<Choosing>,
-    /// The adapter to compute it with, if any.
+    /// Adapter to compute with, if any.
     pub(crate) adapter: Option<Arc<str>>,
-    /// Where its prompt says more than its tokens do.
+    /// Prompt ranges that stand for other content.
     pub(crate) passages: Arc<[Passage]>,
-    /// The grammar that its answer follows, if it has one, until it has ended.
+    /// Grammar of the answer, until the answer has ended.
     constraint: Option<Constraint>,
-    /// What its prompt's tokens are scored in, until they are told.
+    /// Scores of the prompt's tokens, until they are sent.
     prompt_scores: Option<Box<PromptScores>>,
-    /// The row that it came to last.
+    /// The row assigned last.
     pub(crate) slot: Option<Slot>,
     stop_tokens: Arc<[Token]>,
     keeps_stop_token: bool,
     max_new_tokens: u32,
     checksum: Option<u64>,
-    wants_no_more: bool,
+    is_complete: bool,
     is_answered: bool,
     _ticket: Option<Ticket>,
 }
@@ -69,7 +69,7 @@ impl Live {
         let live = Self {
             view: RequestView::new(id, generate.salt.clone(), prompt_tokens, now),
             updates,
-            untold: Vec::new(),
+            unsent: Vec::new(),
             choosing: Arc::new(choosing),
             adapter: Some(generate.adapter.as_str()).filter(|name| !name.is_empty()).map(Arc::from),
             passages: generate.passages.as_slice().into(),
@@ -80,42 +80,42 @@ impl Live {
             keeps_stop_token: generate.keeps_stop_token,
             max_new_tokens: generate.max_new_tokens,
             checksum: generate.logits_checksum.then_some(0),
-            wants_no_more: false,
+            is_complete: false,
             is_answered: false,
             _ticket: own.ticket,
         };
         (live, receiver)
     }
 
-    /// Its asker has what it needs.
+    /// Marks the answer as complete for the client.
     pub(crate) fn finish(&mut self) {
-        self.wants_no_more = true;
+        self.is_complete = true;
     }
 
-    /// Its prompt is computed or loaded.
+    /// Reports that the prompt is computed or loaded.
     pub(crate) fn start(&mut self, hits: Hits) {
         self.view.hits = hits;
-        self.tell(Update::Started(hits));
+        self.queue(Update::Started(hits));
         if let Some(scores) = self.prompt_scores.take() {
-            self.tell(Update::Prompt(scores.into_scores()));
+            self.queue(Update::Prompt(scores.into_scores()));
         }
     }
 
-    /// How likely the tokens of its prompt behind those from a position on were.
+    /// Adds the scores of the prompt tokens that follow the positions from `start` on.
     pub(crate) fn take_scores(&mut self, start: u32, scores: Vec<Logprobs>) {
         if let Some(prompt_scores) = &mut self.prompt_scores {
             prompt_scores.take(start, scores);
         }
     }
 
-    /// It has another token, chosen by logits of this checksum, if that was to be known.
+    /// Adds a chosen token, and the checksum of its logits if requested.
     pub(crate) fn produce(&mut self, chosen: Chosen, logits_checksum: u64) {
         if self.is_answered {
-            // The step was started before its end was known.
+            // The step was started before the end was known.
             return;
         }
         if self.max_new_tokens == 0 {
-            // It was chosen because every step chooses one, and nobody asked for it.
+            // Every step chooses a token; this one was not requested.
             self.answer(EndReason::Length);
             return;
         }
@@ -123,24 +123,24 @@ impl Live {
         if let Some(checksum) = &mut self.checksum {
             *checksum = xxh3_64_with_seed(&logits_checksum.to_le_bytes(), *checksum);
         }
-        match &chosen.goes_on {
-            GoesOn::Yes => {}
-            GoesOn::Complete => return self.answer(EndReason::Stop),
-            GoesOn::Failed(error) => {
+        match &chosen.continuation {
+            Continuation::Yes => {}
+            Continuation::Complete => return self.answer(EndReason::Stop),
+            Continuation::Failed(error) => {
                 tracing::warn!("a grammar exceeded its limits: {error}");
                 return self.answer(EndReason::Grammar);
             }
         }
         let ends = self.ends_with(&chosen);
         let is_stop_token = self.stop_tokens.contains(&chosen.token);
-        if !ends || (is_stop_token && self.keeps_stop_token && !self.wants_no_more) {
+        if !ends || (is_stop_token && self.keeps_stop_token && !self.is_complete) {
             if let Some(constraint) = &self.constraint {
                 constraint.push(chosen.token);
             }
             if let Some(logprobs) = chosen.logprobs {
-                self.tell(Update::Logprobs(logprobs));
+                self.queue(Update::Logprobs(logprobs));
             }
-            self.tell(Update::Token(chosen.token));
+            self.queue(Update::Token(chosen.token));
         }
         if ends {
             self.answer(EndReason::Stop);
@@ -149,15 +149,15 @@ impl Live {
         }
     }
 
-    /// Its life is over: what remains is its story.
+    /// Ends the request, and returns its view for the history.
     pub(crate) fn end(mut self, reason: EndReason) -> RequestView {
         self.answer(reason);
-        self.tell_asker();
+        self.send_updates();
         self.view
     }
 
-    /// What the logits after some positions are for, the batch's next span, if they are for anything; how
-    /// many there are.
+    /// Adds the use of the logits behind some positions to the batch, for the batch's next span,
+    /// and returns the number of logit rows.
     pub(crate) fn want(&self, batch: &mut Batch, positions: Range<u32>, produces: bool) -> usize {
         let first = batch.scored.len();
         let logits = match &self.prompt_scores {
@@ -177,21 +177,21 @@ impl Live {
         logits
     }
 
-    /// A step that was to choose a token came to nothing: those that were launched behind it wait for none.
+    /// Cancels masks that wait for a token of a failed step.
     pub(crate) fn call_off(&self) {
         if let Some(constraint) = &self.constraint {
             constraint.call_off();
         }
     }
 
-    /// Whether this token is its last.
+    /// Returns whether this token is the last.
     pub(crate) fn ends_with(&self, chosen: &Chosen) -> bool {
-        self.wants_no_more
-            || chosen.goes_on != GoesOn::Yes
+        self.is_complete
+            || chosen.continuation != Continuation::Yes
             || self.stop_tokens.contains(&chosen.token)
     }
 
-    /// Whether its asker has the whole answer.
+    /// Returns whether the client has the complete answer.
     pub(crate) fn is_answered(&self) -> bool {
         self.is_answered
     }
@@ -200,25 +200,25 @@ impl Live {
         if !self.is_answered {
             self.is_answered = true;
             self.constraint = None;
-            self.tell(Update::Ended(Ending { reason, logits_checksum: self.checksum }));
+            self.queue(Update::Ended(Ending { reason, logits_checksum: self.checksum }));
         }
     }
 
-    fn tell(&mut self, update: Update) {
-        self.untold.push(update);
+    fn queue(&mut self, update: Update) {
+        self.unsent.push(update);
     }
 
-    /// Tells its asker what is new, which wakes it: that can wait until the next step has begun. Whether anybody
-    /// listens is not checked: whoever does not has called the request off.
-    pub(crate) fn tell_asker(&mut self) {
-        for update in self.untold.drain(..) {
+    /// Sends queued updates, which wakes the client; called after the next step has started. A
+    /// closed channel is ignored: the drop of its receiver has cancelled the request.
+    pub(crate) fn send_updates(&mut self) {
+        for update in self.unsent.drain(..) {
             let _ = self.updates.send(update);
         }
     }
 }
 
 impl EndReason {
-    /// How the scheduler says that a request has ended.
+    /// Converts the end reason of the scheduler.
     pub(crate) fn of(ended: &terrace_scheduler::Ended) -> Self {
         match (ended.state, ended.reason) {
             (_, Some(reason)) => Self::Failed(reason),

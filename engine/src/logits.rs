@@ -1,10 +1,10 @@
-//! The logits of a step on their way from the model to those who choose tokens by them.
+//! The logits of a step, passed from the model to the sampler.
 
-/// Takes the logits of a step some rows at a time, in order, so that a step which wants many rows needs
-/// memory for some of them only.
+/// Passes the logits of a step on in groups of rows, in order, so that a step with many rows needs
+/// a buffer for only some of them.
 pub struct Logits<'a> {
     vocabulary: usize,
-    /// Memory for rows, which is used again.
+    /// Buffer for rows, reused.
     rows: &'a mut Vec<f32>,
     take: &'a mut (dyn FnMut(&[f32]) + Send),
     taken: usize,
@@ -20,10 +20,11 @@ impl std::fmt::Debug for Logits<'_> {
 }
 
 impl<'a> Logits<'a> {
-    /// As many rows as a model should compute together at the most.
+    /// Largest number of rows that a model should compute together.
     pub const ROWS_MAX: usize = 64;
 
-    /// Gives rows of `vocabulary` values to `take`, one or more at a time; `rows` is memory to do it in.
+    /// Creates a sink that passes rows of `vocabulary` values to `take`, one or more at a time.
+    /// `rows` is the buffer.
     #[must_use]
     pub fn new(
         vocabulary: usize,
@@ -33,7 +34,7 @@ impl<'a> Logits<'a> {
         Self { vocabulary, rows, take, taken: 0 }
     }
 
-    /// The next `count` rows, which `fill` writes. What is in them before has no meaning.
+    /// Adds `count` rows, which `fill` writes. Their previous content is undefined.
     pub fn add(&mut self, count: usize, fill: impl FnOnce(&mut [f32])) {
         self.rows.resize(count * self.vocabulary, 0.0);
         fill(self.rows);
@@ -41,7 +42,7 @@ impl<'a> Logits<'a> {
         self.taken += count;
     }
 
-    /// How many rows were taken.
+    /// Returns the number of rows that were passed on.
     #[must_use]
     pub fn taken(&self) -> usize {
         self.taken

@@ -1,4 +1,4 @@
-//! What the engine asks of a model.
+//! The interface of a model.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -8,141 +8,144 @@ use crate::batch::Batch;
 use crate::layout::KvLayout;
 use crate::sampling::chooser::Output;
 
-/// Computes forward steps, and chooses the tokens that come of them.
+/// A model that computes forward steps and chooses tokens.
 ///
-/// Steps are launched in the order in which they are to be computed, one or more ahead of the one that
-/// runs, and each is finished by its [ticket](StepTicket): in the same order, on another thread. A step
-/// may have tokens that the one launched before it chooses ([`Batch::awaited`]).
+/// Steps are launched in execution order, one or more ahead of the running step. Each is finished
+/// by its [ticket](StepTicket), in the same order, on another thread. A step may consume tokens
+/// that the step launched before it chooses ([`Batch::awaited`]).
 ///
-/// The KV that it writes for a token, and the logits after it, must be a function of the tokens up to
-/// there and nothing else, to the bit: not of how a prompt was cut into spans, of the other spans of a
-/// batch, or of where pages lie. Whether KV was computed or loaded can then not be seen in an answer. What
-/// is chosen is a function of the logits and of what the batches say of the row, as
-/// [`Chooser`](crate::Chooser) does it.
+/// The KV written for a token and the logits behind it must be a function of the tokens up to there
+/// alone, to the bit. They must not depend on the division of a prompt into spans, on other spans
+/// of a batch, or on page positions. An answer is then independent of whether its KV was computed
+/// or loaded. The chosen token is a function of the logits and of the row's state in the batches,
+/// as in [`Chooser`](crate::Chooser).
 pub trait Model: Send + 'static {
-    /// The device memory that the model reads and writes KV in.
+    /// Device memory that holds the KV.
     type Memory;
-    /// What steps leave behind in the order of what the device does.
+    /// Fence type of the device.
     type Fence;
-    /// A step that was launched.
+    /// Handle of a launched step.
     type Ticket: StepTicket<Fence = Self::Fence>;
 
-    /// How KV lies in a page.
+    /// Returns the KV layout of a page.
     fn kv_layout(&self) -> KvLayout;
 
-    /// How many tokens there are.
+    /// Returns the number of tokens in the vocabulary.
     fn vocabulary(&self) -> usize;
 
-    /// The longest sequence that the model was made for.
+    /// Returns the length of the longest supported sequence.
     fn positions_max(&self) -> u32;
 
-    /// Names model and weights: different weights have different fingerprints. KV is named by the one that the model has
-    /// once it has begun: it may say how the machine rounds, too.
+    /// Returns the fingerprint of model and weights; different weights have different fingerprints.
+    /// The engine names KV by the fingerprint after [`begin`](Self::begin), which may include the
+    /// machine's rounding.
     fn fingerprint(&self) -> String;
 
-    /// The adapters that it has: requests may ask for one of them.
+    /// Returns the adapters that requests may name.
     fn adapters(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// Whether it knows what to put where a prompt says more than its tokens do
+    /// Returns whether the model supports passages
     /// ([`Arrival::passages`](crate::Arrival::passages)).
     fn takes_passages(&self) -> bool {
         false
     }
 
-    /// Computes with other weights from here on, and has their fingerprint. No step is in flight.
+    /// Replaces the weights and the fingerprint. No step is in flight.
     ///
     /// # Errors
-    /// When it cannot: it goes on with those that it has.
+    /// Fails if the weights are refused; the model then keeps its weights.
     fn replace_weights(&mut self, weights: NewWeights) -> Result<(), WeightsError> {
         drop(weights);
         Err(WeightsError::Refused("it cannot replace its weights".to_owned()))
     }
 
-    /// Whether it reads a layer of what is still loaded only after it has arrived ([`Batch::arriving`]). An engine with
-    /// one that does not begins no step before all has been loaded.
+    /// Returns whether the model reads a layer of a load-back only after it has arrived
+    /// ([`Batch::arriving`]). For other models the engine starts a step after its load-backs are
+    /// complete.
     fn waits_for_layers(&self) -> bool {
         false
     }
 
-    /// Prepares for steps, once, before the first.
+    /// Prepares for steps; called once, before the first.
     ///
     /// # Errors
-    /// When the model cannot work so.
+    /// Fails if the model cannot work with these limits.
     fn begin(&mut self, memory: &Self::Memory, limits: StepLimits) -> Result<(), ModelError>;
 
-    /// Takes in what a batch tells, begins to compute it behind all that were launched before, and
-    /// returns without waiting for any of them, except that it may read [masks](crate::Choice::mask): those wait until
-    /// the step before has been finished and reported. What the model needs of the batch after that it keeps.
+    /// Applies the row changes of a batch and starts its computation behind all steps launched
+    /// before. Returns without waiting for them, except when it reads [masks](crate::Choice::mask),
+    /// which wait until the step before has been finished and reported. The model keeps the parts
+    /// of the batch that it needs afterwards.
     ///
     /// # Errors
-    /// When the step could not be launched: nothing of the batch was taken in then, and what it tells of
-    /// rows is told again.
+    /// Fails if the step could not be launched. No part of the batch was applied then, and the
+    /// engine repeats its row changes.
     fn launch(&mut self, batch: &Arc<Batch>) -> Result<Self::Ticket, ModelError>;
 }
 
-/// A step that was launched.
+/// Handle of a launched step.
 pub trait StepTicket: Send + 'static {
-    /// What it leaves behind in the order of what the device does.
+    /// Fence type of the device.
     type Fence;
 
-    /// Behind the step: whoever touches pages that it uses only after this was passed does not come too
-    /// early, whether anybody has waited for the step or not.
+    /// Returns the fence behind the step. Pages of the step are free for other uses once it has
+    /// passed, even if the ticket was not finished.
     fn fence(&self) -> Self::Fence;
 
     /// Waits until the step has ended.
     ///
-    /// A step that fails has still taken in what its batch told of rows, and a step behind it that awaits
-    /// tokens of it fails as well.
+    /// A failed step has applied the row changes of its batch. A later step that awaits its tokens
+    /// fails as well.
     fn finish(self) -> Finished;
 }
 
-/// What came of a step.
+/// The result of a step.
 #[derive(Debug)]
 pub struct Finished {
-    /// One output for each of [`Batch::wanted`], in order, unless the step came to nothing. It may be
-    /// tried again.
+    /// One output for each of [`Batch::wanted`], in order, or the error of a step that may be
+    /// retried.
     pub result: Result<Vec<Output>, ModelError>,
-    /// When the device had everything to begin with.
+    /// When all inputs were on the device.
     pub began_at: Instant,
-    /// When it had computed and chosen everything.
+    /// When all tokens were computed and chosen.
     pub ended_at: Instant,
 }
 
-/// How large steps can be.
+/// Upper limits of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepLimits {
     /// Tokens in a page.
     pub page_size: u32,
-    /// Rows of the page table: sequences that run at once.
+    /// Rows of the page table: the number of sequences that run at once.
     pub rows: u32,
-    /// Tokens that a step computes at the most.
+    /// Largest number of tokens in a step.
     pub tokens_max: u32,
 }
 
-/// Weights for a model that runs: it says what it takes.
+/// Weights for a running model; the model defines the type.
 pub type NewWeights = Box<dyn Any + Send>;
 
-/// Weights that could not be replaced: the engine goes on with those that it has.
+/// The reason for which weights were not replaced: the engine keeps its weights.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WeightsError {
     /// The engine has ended.
     #[error("the engine has ended")]
     Ended,
-    /// The model does not take them.
+    /// The model refuses them.
     #[error("the weights were not replaced: {0}")]
     Refused(String),
 }
 
-/// A step that came to nothing.
+/// A failed step.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the model could not compute a step: {0}")]
 pub struct ModelError(pub String);
 
 impl ModelError {
-    /// What a panic says.
+    /// Returns the message of a panic.
     pub(crate) fn of(panic: &(dyn Any + Send)) -> Self {
         let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
         let text = text.or_else(|| panic.downcast_ref::<String>().cloned());

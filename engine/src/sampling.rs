@@ -1,4 +1,4 @@
-//! From logits to a token.
+//! Sampling: the choice of a token by logits.
 
 pub(crate) mod chooser;
 pub(crate) mod grammar;
@@ -13,63 +13,62 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use logprobs::{by_likelihood, likeliest_of};
 use shaping::Shaping;
 
-/// How the tokens of an answer are chosen, and what is to be told of them besides.
+/// Parameters by which the tokens of an answer are chosen, and the information to return with them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choosing {
-    /// How the next one is drawn.
+    /// Sampling parameters.
     pub sampling: Sampling,
-    /// What changes logits before.
+    /// Changes to the logits before sampling.
     pub shaping: Shaping,
-    /// The tokens that end the answer, which they do not before it is long enough.
+    /// Tokens that end the answer; they are suppressed below the minimum length.
     pub ends: Arc<[Token]>,
-    /// The prompt, where repeating it costs; nothing otherwise.
+    /// The prompt, if a repetition penalty applies; empty otherwise.
     pub prompt: Vec<Token>,
-    /// Whether to tell the log-probability of each token, and of how many of the likeliest in its place.
+    /// Reports the log-probability of each token, and of this number of the likeliest alternatives.
     pub logprobs: Option<u32>,
-    /// Whether to tell the logits themselves.
+    /// Returns the logits.
     pub logits: bool,
 }
 
 impl Choosing {
-    /// Whether logits are changed before a token is chosen by them.
+    /// Returns whether logits are changed before sampling.
     fn shapes(&self) -> bool {
         self.shaping != Shaping::default()
     }
 }
 
-/// How the next token is chosen.
+/// Sampling parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// 0 takes the likeliest token; higher is more varied.
+    /// Temperature; 0 takes the likeliest token.
     pub temperature: f32,
-    /// Only so many of the likeliest tokens are considered; 0 for all.
+    /// Number of likeliest tokens to sample from; 0 for all.
     pub top_k: u32,
-    /// Of those, only the likeliest tokens that together have this probability.
+    /// Samples from the likeliest of these tokens up to this total probability.
     pub top_p: f32,
-    /// Only tokens that have at least this share of the likeliest one's probability are considered.
+    /// Excludes tokens below this share of the likeliest token's probability.
     pub min_p: f32,
-    /// What the draws depend on. The n-th token of a request depends on the seed, n and the logits,
-    /// and on nothing else.
+    /// Seed. The n-th token of a request is a function of the seed, n and the logits alone.
     pub seed: u64,
 }
 
 impl Sampling {
-    /// Always the likeliest token; of equals, the lowest.
+    /// Always takes the likeliest token; the lowest id of equals.
     pub const GREEDY: Sampling =
         Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0 };
 }
 
-/// Chooses tokens; keeps the memory that it needs for it.
+/// A token sampler that keeps its buffers.
 #[derive(Debug, Default)]
 pub struct Sampler {
     candidates: Vec<(f32, Token)>,
 }
 
 impl Sampler {
-    /// The `index`-th new token of a request.
+    /// Chooses the `index`-th new token of a request.
     ///
     /// # Panics
-    /// When there are no logits.
+    /// Panics if there are no logits.
     pub fn choose(&mut self, logits: &[f32], sampling: &Sampling, index: u32) -> Token {
         let likeliest = likeliest(logits);
         if sampling.temperature <= 0.0 || !logits[likeliest as usize].is_finite() {
@@ -84,15 +83,15 @@ impl Sampler {
         let drawn = uniform(sampling.seed, index) * self.total();
         let place = match sampling.top_k > 0 || sampling.top_p < 1.0 {
             true => self.reach(drawn, |left| left < 0.0),
-            // All in the order of tokens is an order as good as any other.
+            // Without limits any order of candidates is valid, and token order needs no sort.
             false => walk(&self.candidates, drawn, |left| left < 0.0),
         };
-        // Rounding may leave a little more than there is.
+        // Rounding may leave a small remainder.
         self.candidates.get(place.wrapping_sub(1)).map_or(likeliest, |&(_, token)| token)
     }
 
-    /// The tokens that are possible at all, each with its weight; the likeliest has weight 1. Where only
-    /// some of the likeliest are considered, these, in order.
+    /// Collects the tokens with a positive weight; the likeliest has weight 1. If only some of the
+    /// likeliest are considered, these come in order.
     fn weigh(&mut self, logits: &[f32], highest: f32, sampling: &Sampling) {
         let weight = |logit: f32| ((logit - highest) / sampling.temperature).exp();
         let is_possible = |weight: f32| weight > 0.0 && weight >= sampling.min_p;
@@ -112,14 +111,13 @@ impl Sampler {
         self.candidates.iter().map(|&(weight, _)| f64::from(weight)).sum()
     }
 
-    /// How many of the likeliest candidates it takes until so much weight is taken off that what is left
-    /// is enough; they come to the front. Few are enough usually, and no more than a few are put in order
-    /// in any case.
+    /// Returns the number of likeliest candidates whose weight satisfies `is_enough`, and moves
+    /// them to the front. Usually few are enough. Only a small number is sorted in any case.
     fn reach(&mut self, weight: f64, is_enough: impl Fn(f64) -> bool) -> usize {
         const ORDERED_MAX: usize = 64;
         let (mut left, mut more, mut is_within) = (weight, ORDERED_MAX, false);
         let (mut first, mut end) = (0, self.candidates.len());
-        // All before `first` are needed, and none from `end` on.
+        // All candidates before `first` are needed, and none from `end` on.
         while end - first > ORDERED_MAX {
             let half = (end - first) / 2;
             let count = if is_within { half } else { more.min(half) };
@@ -135,13 +133,13 @@ impl Sampler {
         let rest = &mut self.candidates[first..end];
         rest.sort_unstable_by(by_likelihood);
         let count = walk(rest, left, is_enough);
-        // What is within does not get out by rounding.
+        // Rounding must not select a candidate outside the range.
         if is_within { (first + count).min(end) } else { first + count }
     }
 }
 
-/// How many candidates it takes, in their order, until so much weight is taken off that what is left is
-/// enough.
+/// Returns the number of candidates, in order, whose weight satisfies `is_enough` when it is
+/// subtracted.
 fn walk(candidates: &[(f32, Token)], weight: f64, is_enough: impl Fn(f64) -> bool) -> usize {
     let mut left = weight;
     let reaches = |&(weight, _): &(f32, Token)| {
@@ -162,7 +160,7 @@ fn likeliest(logits: &[f32]) -> Token {
     best as Token
 }
 
-/// A number from 0 up to but not including 1.
+/// Returns a pseudo-random number in [0, 1).
 fn uniform(seed: u64, index: u32) -> f64 {
     let bits = xxh3_64_with_seed(&index.to_le_bytes(), seed);
     (bits >> 11) as f64 / (1u64 << 53) as f64
@@ -183,14 +181,14 @@ mod tests {
     }
 
     #[test]
-    fn greedy_takes_the_first_of_the_likeliest() {
+    fn greedy_takes_the_lowest_id_of_the_likeliest() {
         let mut sampler = Sampler::default();
         assert_eq!(sampler.choose(&[0.0, 3.0, -1.0, 3.0], &Sampling::GREEDY, 0), 1);
         assert_eq!(sampler.choose(&[f32::NAN, -2.0], &Sampling::GREEDY, 0), 1);
     }
 
     #[test]
-    fn tokens_come_as_often_as_their_probability_says() {
+    fn draws_follow_the_probabilities() {
         let counts = counts(&[0.0, (3.0f32).ln(), f32::NEG_INFINITY], 1.0, 1.0);
         assert_eq!(counts[2], 0);
         let share = counts[1] as f64 / 10_000.0;
@@ -198,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_high_temperature_levels_and_a_low_one_sharpens() {
+    fn temperature_flattens_or_sharpens() {
         let logits = [0.0, 1.0];
         let (low, plain, high) =
             (counts(&logits, 0.2, 1.0), counts(&logits, 1.0, 1.0), counts(&logits, 5.0, 1.0));
@@ -206,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn top_p_leaves_the_unlikely_out() {
+    fn top_p_excludes_unlikely_tokens() {
         // Probabilities of about 0.64, 0.24, 0.09, 0.03.
         let logits = [3.0, 2.0, 1.0, 0.0];
         assert_eq!(counts(&logits, 1.0, 0.5)[1..], [0, 0, 0]);
@@ -216,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_seed_draws_the_same_and_another_does_not() {
+    fn draws_depend_on_the_seed() {
         let logits: Vec<f32> = (0..50).map(|token| (token % 7) as f32 / 3.0).collect();
         let draw = |seed| -> Vec<Token> {
             let mut sampler = Sampler::default();
@@ -227,7 +225,7 @@ mod tests {
         assert_ne!(draw(1), draw(2));
     }
 
-    /// How often each token was drawn.
+    /// Counts the draws of each token.
     fn drawn(logits: &[f32], sampling: Sampling) -> Vec<usize> {
         let mut sampler = Sampler::default();
         let mut counts = vec![0; logits.len()];
@@ -238,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn top_k_leaves_so_many() {
+    fn top_k_keeps_k_tokens() {
         let sampling = |top_k| Sampling { temperature: 1.0, top_k, ..Sampling::GREEDY };
         let logits = [0.0, 0.3, 0.1, 0.2, 0.3];
         let possible = |top_k| {
@@ -252,15 +250,15 @@ mod tests {
     }
 
     #[test]
-    fn top_p_is_a_share_of_what_top_k_left() {
-        // Half and half of the two that stay: the first has the share of 0.45, though of all four it has
-        // only a quarter.
+    fn top_p_applies_after_top_k() {
+        // Two tokens remain with a probability of one half each, so the first alone covers 0.45,
+        // though it has only a quarter of all four.
         let sampling = Sampling { temperature: 1.0, top_k: 2, top_p: 0.45, ..Sampling::GREEDY };
         assert_eq!(drawn(&[1.0; 4], sampling), [5_000, 0, 0, 0]);
     }
 
     #[test]
-    fn min_p_is_a_share_of_the_likeliest() {
+    fn min_p_is_relative_to_the_likeliest() {
         let sampling = Sampling { temperature: 1.0, min_p: 0.4, ..Sampling::GREEDY };
         let counts = drawn(&[0.0, (0.5f32).ln(), (0.3f32).ln()], sampling);
         assert!(counts[0] > 0 && counts[1] > 0, "{counts:?}");
@@ -268,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_of_many_equals_is_found_without_ordering_all() {
+    fn top_p_of_many_equals_sorts_few() {
         let logits = [0.0; 1_000];
         let sampling = Sampling { temperature: 1.0, top_p: 0.25, ..Sampling::GREEDY };
         let counts = drawn(&logits, sampling);
@@ -276,7 +274,7 @@ mod tests {
         assert!(counts[..250].iter().all(|count| *count > 0));
     }
 
-    /// What was drawn if all candidates were put in order.
+    /// Chooses a token with all candidates sorted.
     fn drawn_in_order(logits: &[f32], sampling: &Sampling, index: u32) -> Token {
         let highest = logits.iter().copied().fold(f32::MIN, f32::max);
         let weight = |logit: f32| ((logit - highest) / sampling.temperature).exp();
@@ -294,10 +292,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_drawn_is_what_would_be_drawn_in_order() {
+    fn partial_sort_draws_the_same_tokens() {
         let mut sampler = Sampler::default();
         for (seed, vocabulary) in [(1, 10), (2, 65), (3, 700), (4, 3_000)] {
-            // Few likely ones, or hardly any difference.
+            // A peaked distribution, and a nearly flat one.
             for spread in [8.0, 0.5] {
                 let logits: Vec<f32> =
                     (0..vocabulary).map(|token| (uniform(seed, token) * spread) as f32).collect();

@@ -13,23 +13,23 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::batch::Batch;
 use crate::device::CopyProgress;
-use crate::happening::{Happening, Happenings};
+use crate::message::{DriverMessage, DriverSender};
 use crate::model::{Model, ModelError, NewWeights, StepTicket, WeightsError};
 use crate::sampling::chooser::Output;
 use crate::sampling::grammar::Preparer;
 
-/// A step on its way to the model and back. Its memory is used again for a later one.
+/// A step that is passed to the model and back. Its memory is reused.
 #[derive(Debug)]
 pub(crate) struct StepJob {
     pub(crate) step: StepId,
     pub(crate) batch: Arc<Batch>,
-    /// Whose outputs are wanted, in the batch's order.
+    /// Requests of the wanted outputs, in the batch's order.
     pub(crate) requests: Vec<RequestId>,
-    /// What came of it.
+    /// Result of the step.
     pub(crate) result: Result<(), ModelError>,
-    /// If all went well, one for each that was wanted.
+    /// Outputs of a successful step, one for each request.
     pub(crate) outputs: Vec<Output>,
-    /// Of the logits of each, where they were to be told.
+    /// Checksums of the logits of each output, if requested.
     pub(crate) checksums: Vec<u64>,
     pub(crate) could_begin_at: Instant,
     pub(crate) model_time: Duration,
@@ -52,7 +52,7 @@ impl StepJob {
         }
     }
 
-    /// Is another step from here on.
+    /// Resets the job for another step.
     pub(crate) fn begin(&mut self, step: StepId, could_begin_at: Instant) {
         (self.step, self.could_begin_at) = (step, could_begin_at);
         // A model that still holds the batch keeps it.
@@ -66,18 +66,18 @@ impl StepJob {
         self.checksums.clear();
     }
 
-    /// The batch, until it is launched.
+    /// Returns the batch; valid until it is launched.
     pub(crate) fn batch_mut(&mut self) -> &mut Batch {
         Arc::get_mut(&mut self.batch).expect("no model has it before it is launched")
     }
 
-    /// The batch, until it is launched, and whose outputs it wants.
+    /// Returns the batch and the requests of its outputs; valid until it is launched.
     pub(crate) fn parts(&mut self) -> (&mut Batch, &mut Vec<RequestId>) {
         let batch = Arc::get_mut(&mut self.batch);
         (batch.expect("no model has it before it is launched"), &mut self.requests)
     }
 
-    /// Came to nothing.
+    /// Marks the step as failed.
     fn fail(&mut self, error: ModelError) {
         self.result = Err(error);
         self.model_time = Duration::ZERO;
@@ -85,23 +85,23 @@ impl StepJob {
     }
 }
 
-/// What the thread that launches is to do.
+/// A job of the launching thread.
 enum Job {
     Launch(Box<StepJob>),
     ReplaceWeights(NewWeights),
 }
 
-/// The way to the thread that launches, which ends when this is dropped, and with it the one that waits.
+/// Channel to the launching thread. Dropping it ends that thread, and then the waiting thread.
 pub(crate) struct Stepper<F> {
     jobs: mpsc::Sender<Job>,
     fences: Arc<Mutex<Fences<F>>>,
 }
 
-/// The fences behind steps that were launched, oldest first.
+/// Fences of launched steps, oldest first.
 struct Fences<F>(VecDeque<(StepId, F)>);
 
 impl<F: Clone> Fences<F> {
-    /// Behind a step and all before it; those before are forgotten.
+    /// Returns the fence behind a step and all before it; drops older fences.
     fn behind(&mut self, step: StepId) -> Option<F> {
         while self.0.get(1).is_some_and(|(next, _)| *next <= step) {
             self.0.pop_front();
@@ -111,7 +111,7 @@ impl<F: Clone> Fences<F> {
 }
 
 impl<F: Clone + Send + 'static> Stepper<F> {
-    pub(crate) fn spawn<M>(model: M, happenings: Happenings) -> std::io::Result<Self>
+    pub(crate) fn spawn<M>(model: M, messages: DriverSender) -> std::io::Result<Self>
     where
         M: Model<Fence = F>,
     {
@@ -119,14 +119,16 @@ impl<F: Clone + Send + 'static> Stepper<F> {
         let (jobs, receiver) = mpsc::channel();
         let (launched, tickets) = mpsc::channel();
         let mut launcher =
-            Launcher { model, preparer: Preparer::default(), untold: None, failed: false };
-        let (launched_behind, heard) = (fences.clone(), happenings.clone());
+            Launcher { model, preparer: Preparer::default(), unsent_rows: None, failed: false };
+        let (launched_behind, heard) = (fences.clone(), messages.clone());
         std::thread::Builder::new().name("terrace-launch".to_owned()).spawn(move || {
             for job in receiver {
                 let mut job = match job {
                     Job::Launch(job) => job,
                     Job::ReplaceWeights(weights) => {
-                        heard.send(Happening::WeightsReplaced(launcher.replace_weights(weights)));
+                        heard.send(DriverMessage::WeightsReplaced(
+                            launcher.replace_weights(weights),
+                        ));
                         continue;
                     }
                 };
@@ -145,7 +147,7 @@ impl<F: Clone + Send + 'static> Stepper<F> {
                     Ok(ticket) => finish(&mut job, ticket),
                     Err(error) => job.fail(error),
                 }
-                happenings.send(Happening::StepEnded(job));
+                messages.send(DriverMessage::StepEnded(job));
             }
         })?;
         Ok(Self { jobs, fences })
@@ -155,7 +157,7 @@ impl<F: Clone + Send + 'static> Stepper<F> {
         self.send(Job::Launch(job));
     }
 
-    /// Lets the model take other weights; no step is in flight.
+    /// Makes the model replace its weights. No step is in flight.
     pub(crate) fn replace_weights(&self, weights: NewWeights) {
         self.send(Job::ReplaceWeights(weights));
     }
@@ -164,8 +166,7 @@ impl<F: Clone + Send + 'static> Stepper<F> {
         self.jobs.send(job).expect("the model's thread lives as long as its driver");
     }
 
-    /// The fence behind a step that was launched, and all before it. What was before that is not asked
-    /// for any more.
+    /// Returns the fence behind a launched step and all before it. Older fences are dropped.
     pub(crate) fn fence_behind(&self, step: StepId) -> Option<F> {
         self.fences.lock().behind(step)
     }
@@ -174,14 +175,14 @@ impl<F: Clone + Send + 'static> Stepper<F> {
 struct Launcher<M> {
     model: M,
     preparer: Preparer,
-    /// What a batch was to tell that could not be launched.
-    untold: Option<Batch>,
-    /// Whether the last one could not.
+    /// Row changes of batches that could not be launched.
+    unsent_rows: Option<Batch>,
+    /// True if the last launch failed.
     failed: bool,
 }
 
 impl<M: Model> Launcher<M> {
-    /// The fingerprint of the weights that the model has taken.
+    /// Replaces the weights, and returns the model's new fingerprint.
     fn replace_weights(&mut self, weights: NewWeights) -> Result<String, WeightsError> {
         let replace = AssertUnwindSafe(|| self.model.replace_weights(weights));
         let refused = |panic: Box<dyn Any + Send>| {
@@ -193,12 +194,12 @@ impl<M: Model> Launcher<M> {
     }
 
     fn launch(&mut self, job: &mut StepJob) -> Result<M::Ticket, ModelError> {
-        if let Some(untold) = self.untold.take() {
-            job.batch_mut().tell_first(untold);
+        if let Some(unsent_rows) = self.unsent_rows.take() {
+            job.batch_mut().prepend_rows(unsent_rows);
         }
         let choices = job.batch.wanted.iter().filter_map(|wanted| wanted.choice.as_ref());
         let masks = choices.filter_map(|choice| choice.mask.as_ref());
-        // Those that wait for tokens must not keep others waiting.
+        // Masks that wait for tokens come last, so that they do not delay others.
         let (ready, waiting): (Vec<_>, Vec<_>) = masks.partition(|mask| mask.is_ready());
         ready.into_iter().chain(waiting).for_each(|mask| self.preparer.start(mask.clone()));
         let launched = if self.failed && !job.batch.awaited.is_empty() {
@@ -209,7 +210,7 @@ impl<M: Model> Launcher<M> {
         };
         self.failed = launched.is_err();
         if self.failed {
-            self.untold = Some(job.batch.told());
+            self.unsent_rows = Some(job.batch.row_changes());
         }
         launched
     }
@@ -229,7 +230,7 @@ fn finish(job: &mut StepJob, ticket: impl StepTicket) {
         }
         Err(error) => return job.fail(error),
     }
-    // What it has read is reported before what it made of it.
+    // The copies that a step has read are reported before its result.
     job.batch.arriving.iter().for_each(CopyProgress::wait_for_end);
     job.result = Ok(());
     job.model_time = finished.ended_at.saturating_duration_since(finished.began_at);
@@ -240,7 +241,7 @@ fn finish(job: &mut StepJob, ticket: impl StepTicket) {
     }
 }
 
-/// A checksum of the bits of logits, whatever the machine's byte order.
+/// Returns a checksum of the bits of logits, independent of byte order.
 fn checksum(logits: &[f32]) -> u64 {
     let bytes: Vec<u8> = logits.iter().flat_map(|logit| logit.to_le_bytes()).collect();
     xxh3_64(&bytes)
@@ -255,7 +256,7 @@ mod tests {
     use crate::layout::{KvLayout, KvType};
     use crate::model::{Finished, StepLimits};
 
-    /// Launches what it is told to, and remembers who went.
+    /// A model that fails launches on demand, and records departures.
     #[derive(Default)]
     struct Launches {
         fails: Vec<bool>,
@@ -270,7 +271,7 @@ mod tests {
         fn fence(&self) {}
 
         fn finish(self) -> Finished {
-            unreachable!("nobody waits")
+            unreachable!("the tests do not wait for a step")
         }
     }
 
@@ -307,10 +308,10 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_launched_is_told_with_the_next_that_can() {
+    fn repeats_row_changes_of_a_failed_launch() {
         let model = Launches { fails: vec![true, false, false], ..Launches::default() };
         let preparer = Preparer::default();
-        let mut launcher = Launcher { model, preparer, untold: None, failed: false };
+        let mut launcher = Launcher { model, preparer, unsent_rows: None, failed: false };
         let mut launch = |slot, awaits: bool| {
             let mut job = StepJob::new();
             job.begin(StepId(slot), Instant::now());
@@ -328,12 +329,12 @@ mod tests {
     }
 
     #[test]
-    fn a_fence_is_behind_its_step_and_all_before() {
+    fn fence_covers_its_step_and_all_before() {
         let launched = [1, 2, 4].map(|step| (StepId(step), step));
         let mut fences = Fences(VecDeque::from(launched));
         assert_eq!(fences.behind(StepId(0)), None, "nothing was launched");
         assert_eq!(fences.behind(StepId(1)), Some(1));
-        // The third could not be launched.
+        // The third step could not be launched.
         assert_eq!(fences.behind(StepId(3)), Some(2));
         assert_eq!(fences.0.len(), 2, "what is before is forgotten");
         assert_eq!(fences.behind(StepId(9)), Some(4));

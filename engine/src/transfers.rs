@@ -1,4 +1,4 @@
-//! What a plan wants of L3, done through a [`Store`] without anybody waiting for it.
+//! L3 operations of a plan, run on a [`Store`] in the background.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,15 +12,15 @@ use terrace_l3::{
 use terrace_scheduler::{HostPage, L3Kind, L3Op, OpId, Outcome, PageKey, Plan, PrefixDigest};
 
 use crate::call_off::CallOff;
-use crate::happening::{Happening, Happenings};
+use crate::message::{DriverMessage, DriverSender};
 
-/// A prefetch reads so many pages at a time.
+/// Number of pages that a prefetch reads at a time.
 const PIECE_PAGES: usize = 16;
-/// So many of these pieces are under way, so that the store always has something to do. When a prefetch is
-/// called off they go on, and no others begin.
+/// Number of pieces of a prefetch in flight, so that the store is never idle. When a prefetch is
+/// cancelled, pieces in flight complete and no others start.
 const PIECES_MAX: usize = 2;
 
-/// The way to L3. Pages go straight between the host arena and the store.
+/// The L3 client of the engine. Pages move directly between the host arena and the store.
 #[derive(Debug)]
 pub(crate) struct Transfers {
     lane: Lane,
@@ -35,7 +35,7 @@ struct Lane {
 
 impl Transfers {
     /// # Errors
-    /// When the store does not take the arena.
+    /// Fails if the store cannot register the arena.
     pub(crate) fn new(store: Arc<dyn Store>, host: Arena) -> Result<Self, StoreError> {
         let registration = store.register(&host)?;
         Ok(Self { lane: Lane { store, host }, _registration: registration })
@@ -45,23 +45,23 @@ impl Transfers {
         &self.lane.store
     }
 
-    /// Starts an operation; its outcome is reported when it has one, and what is returned calls it off. The
-    /// namespace is the model's; adapter and salt are part of the keys. Pages that are moved have a digest of their
-    /// prefix each.
+    /// Starts an operation, reports its outcome, and returns the flag that cancels it. The
+    /// namespace is the model's; adapter and salt are part of the keys. Each page moved has a
+    /// digest of its prefix.
     pub(crate) fn start(
         &self,
         plan: &Plan,
         op: &L3Op,
         namespace: PageKey,
         prefixes: Vec<PrefixDigest>,
-        happenings: &Happenings,
+        sender: &DriverSender,
     ) -> CallOff {
         let keys = plan.l3_keys(op).iter();
         let ids: Vec<ObjectId> = keys.map(|&key| ObjectId::page(namespace, key)).collect();
         let pages = plan.l3_host_pages(op).to_vec();
         assert_eq!(pages.len(), prefixes.len(), "every page that is moved has a prefix");
         let pages = pages.into_iter().zip(prefixes).collect();
-        let owed = Owed { op: op.op, outcome: Outcome::Failed, happenings: happenings.clone() };
+        let owed = Owed { op: op.op, outcome: Outcome::Failed, sender: sender.clone() };
         let call_off = CallOff::default();
         let lane = self.lane.clone();
         tokio::spawn(lane.perform(op.kind, ids, pages, call_off.clone(), owed));
@@ -69,17 +69,17 @@ impl Transfers {
     }
 }
 
-/// An outcome that is reported when this is dropped: that of a store which panics, too. Pages that
-/// such a store still uses stay lent, so nobody else gets them.
+/// A guard that reports an outcome when it is dropped, even if the store panics. Pages that such a
+/// store still uses stay lent, so no other transfer gets them.
 struct Owed {
     op: OpId,
     outcome: Outcome,
-    happenings: Happenings,
+    sender: DriverSender,
 }
 
 impl Owed {
     fn report(&self, outcome: Outcome) {
-        self.happenings.send(Happening::Operation { op: self.op, outcome });
+        self.sender.send(DriverMessage::Operation { op: self.op, outcome });
     }
 }
 
@@ -110,7 +110,8 @@ impl Lane {
         };
     }
 
-    /// How many of the pages, from the first, the store has. It starts moving them to memory.
+    /// Counts the leading pages that the store has, and makes the store start moving them to
+    /// memory.
     async fn probe(&self, ids: &[ObjectId]) -> Outcome {
         let options = ExistsOptions { prefetch_to_memory: true, ..ExistsOptions::default() };
         let found = self.store.exists(ids, options).await;
@@ -122,7 +123,7 @@ impl Lane {
         probe_outcome(&found.collect::<Results<()>>())
     }
 
-    /// Reads the pages piece by piece, until one is not sound or nobody waits for the rest.
+    /// Reads the pages in pieces, until a page is invalid or the prefetch is cancelled.
     async fn prefetch(
         &self,
         ids: &[ObjectId],
@@ -153,7 +154,7 @@ impl Lane {
             is_sound &= piece.iter().all(Result::is_ok);
             read.extend(piece);
         }
-        // The pages that are not read are given back first.
+        // Pages that are not read are released first.
         drop(gets);
         match self.settle(&read, pages, report).await {
             Outcome::Done if read.len() < ids.len() => Outcome::CalledOff(read.len() as u32),
@@ -178,8 +179,8 @@ impl Lane {
         self.settle(&stored, pages, report).await
     }
 
-    /// The outcome of a transfer, once the store has let go of its pages: one that has failed or was
-    /// given up may still touch them.
+    /// Returns the outcome of a transfer once the store has released its pages: a failed or
+    /// abandoned transfer may still touch them.
     async fn settle<T>(
         &self,
         results: &[Result<T, StoreError>],
@@ -198,15 +199,16 @@ impl Lane {
         outcome(results)
     }
 
-    /// The scheduler hands out no page that is in use, so this is a defect; no page is touched.
+    /// Reports a page that is already in use. The scheduler does not hand out such a page, so this
+    /// is a bug; no page is touched.
     fn in_use(&self, lent: &dyn std::fmt::Display) -> Outcome {
         tracing::error!("an L3 transfer was planned for a page in use: {lent}");
         Outcome::Failed
     }
 }
 
-/// The outcome of a probe. A page whose holder does not answer may be there: it ends the answer, and is
-/// computed, but does not count as missing.
+/// Returns the outcome of a probe. A page whose holder does not answer may exist: it ends the run
+/// of hits and is computed, but does not count as missing.
 fn probe_outcome(found: &[Result<(), StoreError>]) -> Outcome {
     let present = found.iter().take_while(|result| result.is_ok()).count() as u32;
     match found.get(present as usize) {
@@ -218,8 +220,9 @@ fn probe_outcome(found: &[Result<(), StoreError>]) -> Outcome {
     }
 }
 
-/// What the results of a batch come to: it counts as far as everything before is sound. A page of other tokens under
-/// the same key is none of these: clients could make such pages, and must not make the store look as if it failed.
+/// Returns the outcome of a batch, which counts up to its first failure. A page of other tokens
+/// under the same key is not a failure: clients could create such pages and must not make the store
+/// look faulty.
 fn outcome<T>(results: &[Result<T, StoreError>]) -> Outcome {
     let sound = results.iter().take_while(|result| result.is_ok()).count();
     match results.get(sound) {
@@ -244,9 +247,9 @@ mod tests {
 
     use super::*;
 
-    /// The store has what is asked for, and would say so.
+    /// The store has the pages and would report them.
     #[tokio::test]
-    async fn what_is_called_off_before_it_begins_is_not_asked() {
+    async fn cancelled_operation_does_not_reach_the_store() {
         let host = Arena::new(1, 4096).unwrap();
         let store = Arc::new(MemoryStore::new(MemoryConfig::new(1 << 20, 4096)).unwrap());
         let transfers = Transfers::new(store, host.clone()).unwrap();
@@ -254,15 +257,15 @@ mod tests {
         let put = Put::new(ids[0], host.source(0).unwrap());
         transfers.store().put_from(vec![put], PutOptions::default()).await[0].clone().unwrap();
         for (is_called_off, expected) in [(false, Outcome::Done), (true, Outcome::CalledOff(0))] {
-            let (happenings, mut happened) = Happenings::channel();
-            let owed = Owed { op: OpId(1), outcome: Outcome::Failed, happenings };
+            let (sender, mut happened) = DriverSender::channel();
+            let owed = Owed { op: OpId(1), outcome: Outcome::Failed, sender };
             let call_off = CallOff::default();
             if is_called_off {
                 call_off.call_off();
             }
             let lane = transfers.lane.clone();
             lane.perform(L3Kind::Probe, ids.clone(), Vec::new(), call_off, owed).await;
-            let Some(Happening::Operation { outcome, .. }) = happened.recv().await else {
+            let Some(DriverMessage::Operation { outcome, .. }) = happened.recv().await else {
                 panic!("an outcome is owed")
             };
             assert_eq!(outcome, expected);
@@ -270,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_does_not_take_unknown_pages_for_missing() {
+    fn probe_does_not_count_unknown_pages_as_missing() {
         let (present, absent) = (|| Ok(()), || Err(StoreError::Missing));
         let away = || Err(StoreError::HolderAway);
         assert_eq!(probe_outcome(&[present(), absent()]), Outcome::Partial(1));
@@ -282,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_counts_up_to_its_first_failure() {
+    fn batch_counts_up_to_its_first_failure() {
         let (sound, gone) = (|| Ok(()), || Err::<(), _>(StoreError::Missing));
         assert_eq!(outcome(&[sound(), sound()]), Outcome::Done);
         assert_eq!(outcome(&[sound(), gone(), sound()]), Outcome::Partial(1));

@@ -1,4 +1,4 @@
-//! What the engine tells about itself: figures for metrics, and the whole picture for people.
+//! Observability: figures for metrics, and a complete view for people.
 
 use std::collections::VecDeque;
 
@@ -8,16 +8,16 @@ use terrace_scheduler::{Hits, NodeView, RequestId, StateName, Stats, Time};
 
 use crate::histogram::TimeHistogram;
 
-/// Figures, all kept up to date, so that asking for them costs nothing.
+/// Figures of an engine. All are kept up to date, so a read is cheap.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figures {
-    /// The scheduler's.
+    /// Figures of the scheduler.
     pub scheduler: Stats,
-    /// The store's, if there is one.
+    /// Figures of the store, if there is one.
     pub store: Option<StoreStats>,
-    /// What steps have cost.
+    /// Costs of steps.
     pub steps: StepFigures,
-    /// How long requests waited until they were first admitted, what L3 was asked for included.
+    /// Time from submission to first admission, including the L3 lookup.
     pub queue: TimeHistogram,
     /// Tokens in a page.
     pub page_size: u32,
@@ -25,21 +25,21 @@ pub struct Figures {
     pub page_bytes: usize,
 }
 
-/// What steps have cost: where the time between the beginning and the end of the work went.
+/// Costs of steps: the division of the time between the start and the end of the work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct StepFigures {
     /// Steps that have ended.
     pub steps: u64,
-    /// From when a step could have begun until it had ended, added up.
+    /// Sum of the times from when a step could have started until it had ended.
     pub busy_us: u64,
-    /// Of that, what the model took.
+    /// The part of it spent in the model.
     pub model_us: u64,
-    /// Steps that came to nothing.
+    /// Failed steps.
     pub failed: u64,
 }
 
 impl StepFigures {
-    /// The share of time that was neither spent in the model nor waiting for something to do.
+    /// Returns the share of time that was neither spent in the model nor idle.
     #[must_use]
     pub fn overhead_ratio(&self) -> f64 {
         match self.busy_us {
@@ -49,44 +49,44 @@ impl StepFigures {
     }
 }
 
-/// The whole picture.
+/// The complete view of an engine.
 #[derive(Clone, Debug, Serialize)]
 pub struct View {
-    /// When it was taken, in the engine's time.
+    /// Engine time of the view.
     pub now_us: u64,
     /// Figures.
     pub figures: Figures,
-    /// Live requests, and the latest that have ended; oldest first.
+    /// Live requests, and those that ended last; oldest first.
     pub requests: Vec<RequestView>,
-    /// The cache's tree, as far as it is shown.
+    /// Nodes of the cache tree, up to the requested number.
     pub tree: Vec<NodeView>,
 }
 
-/// A request and its life so far.
+/// A request and its history.
 #[derive(Clone, Debug, Serialize)]
 pub struct RequestView {
-    /// Which.
+    /// Id.
     pub id: RequestId,
-    /// Whose cache it uses.
+    /// Cache salt.
     pub salt: String,
-    /// The state it is in.
+    /// Current state.
     pub state: StateName,
-    /// Tokens of its prompt.
+    /// Tokens in the prompt.
     pub prompt_tokens: u32,
-    /// Tokens that it has produced.
+    /// Tokens generated.
     pub new_tokens: u32,
-    /// Where the KV of its prompt came from.
+    /// Sources of the prompt's KV.
     pub hits: Hits,
-    /// The states that it has been in, each with the moment it began.
+    /// States so far, each with its start time.
     pub timeline: Vec<Moment>,
 }
 
-/// The beginning of a state.
+/// The start of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Moment {
-    /// When, in the engine's time.
+    /// Engine time.
     pub at_us: u64,
-    /// The state that began.
+    /// The state.
     pub state: StateName,
 }
 
@@ -103,12 +103,12 @@ impl RequestView {
         }
     }
 
-    /// How long ago it was taken.
+    /// Returns the time since submission.
     pub(crate) fn age_us(&self, now: Time) -> u64 {
         self.timeline.first().map_or(0, |first| now.0.saturating_sub(first.at_us))
     }
 
-    /// Takes down a change of state. A life with very many keeps its beginning and the latest.
+    /// Records a change of state. A long history keeps its start and its latest entries.
     pub(crate) fn enter(&mut self, state: StateName, at: Time) {
         const MOMENTS_MAX: usize = 32;
         self.state = state;
@@ -119,7 +119,7 @@ impl RequestView {
     }
 }
 
-/// The latest requests that have ended.
+/// The requests that ended last.
 #[derive(Debug, Default)]
 pub(crate) struct History(VecDeque<RequestView>);
 

@@ -1,78 +1,78 @@
-//! A small generator of pseudo-random numbers: the same seed gives the same numbers on every machine.
+//! A small pseudo-random generator: the same seed gives the same numbers on every machine.
 
-/// How far SplitMix64 goes from one number to the next.
+/// Increment of SplitMix64.
 const STRIDE: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Numbers that look random and follow from a seed. What is drawn from them is recorded in snapshots and in
-/// figures that others compare with, so they stay what they are.
+/// A seeded generator. Snapshots and published figures depend on its numbers, so they must not
+/// change.
 #[derive(Clone, Debug)]
 pub struct Dice(u64);
 
 impl Dice {
-    /// Seeds are spread, so that neighbours have nothing in common.
+    /// Creates a generator. Seeds are mixed, so that adjacent ones are independent.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0xd134_2543_de82_ef95).wrapping_add(1))
     }
 
-    /// 64 bits.
+    /// Returns 64 bits.
     pub fn word(&mut self) -> u64 {
         let word = mixed(self.0);
         self.0 = self.0.wrapping_add(STRIDE);
         word
     }
 
-    /// A number below `bound`.
+    /// Returns a number below `bound`.
     ///
     /// # Panics
-    /// If the bound is 0.
+    /// Panics if the bound is 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.word() % bound
     }
 
-    /// A place in a list of this length.
+    /// Returns an index of a list of this length.
     ///
     /// # Panics
-    /// If the list is empty.
+    /// Panics if the list is empty.
     pub fn place(&mut self, length: usize) -> usize {
         self.below(length as u64) as usize
     }
 
-    /// True once in `bound` times.
+    /// Returns true with a probability of one in `bound`.
     ///
     /// # Panics
-    /// If the bound is 0.
+    /// Panics if the bound is 0.
     pub fn one_in(&mut self, bound: u64) -> bool {
         self.below(bound) == 0
     }
 
-    /// One of these.
+    /// Returns one of the elements.
     ///
     /// # Panics
-    /// If there is none.
+    /// Panics if there is none.
     pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.place(from.len())]
     }
 
-    /// At least 0, and below 1.
+    /// Returns a number in [0, 1).
     pub fn share(&mut self) -> f64 {
         (self.word() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// At least -1, and below 1.
+    /// Returns a number in [-1, 1).
     pub fn around_zero(&mut self) -> f32 {
         (self.word() >> 40) as f32 / (1u32 << 23) as f32 - 1.0
     }
 
-    /// So many tokens of a vocabulary.
+    /// Returns `count` tokens of a vocabulary.
     ///
     /// # Panics
-    /// If the vocabulary is empty.
+    /// Panics if the vocabulary is empty.
     pub fn tokens(&mut self, count: usize, vocabulary: usize) -> Vec<u32> {
         (0..count).map(|_| self.place(vocabulary) as u32).collect()
     }
 
-    /// Puts a list into another order.
+    /// Shuffles a list.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, self.place(last + 1));
@@ -80,7 +80,7 @@ impl Dice {
     }
 }
 
-/// SplitMix64 at a place of its sequence: neighbouring places give numbers that have nothing in common.
+/// Returns SplitMix64 at a place of its sequence: numbers of adjacent places are independent.
 #[must_use]
 pub fn mixed(place: u64) -> u64 {
     let word = place.wrapping_add(STRIDE);
@@ -93,7 +93,7 @@ pub fn mixed(place: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// The first numbers of SplitMix64 from state 0, as its author's program writes them.
+    /// The first numbers of SplitMix64 from state 0, as its reference implementation prints them.
     #[test]
     fn numbers_are_those_of_splitmix64() {
         let mut dice = Dice(0);
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shuffled_list_has_the_same_items_in_another_order() {
+    fn shuffle_keeps_items() {
         let mut items: Vec<u32> = (0..100).collect();
         Dice::new(1).shuffle(&mut items);
         assert!(!items.is_sorted());
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbouring_seeds_have_nothing_in_common() {
+    fn adjacent_seeds_are_independent() {
         let words = |seed| {
             let mut dice = Dice::new(seed);
             [(); 8].map(|()| dice.word())

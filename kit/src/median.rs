@@ -1,8 +1,8 @@
-//! The middle of figures.
+//! Medians.
 
 use std::cmp::Ordering;
 
-/// The one in the middle, of two the larger; 0 of none.
+/// Returns the median, the larger of two middle values; 0 without values.
 ///
 /// ```
 /// assert_eq!(terrace_kit::median([3.0, 1.0, 2.0]), 2.0);
@@ -11,7 +11,7 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     middle_by(values, f64::total_cmp).unwrap_or_default()
 }
 
-/// The same of anything that has an order; none of none.
+/// Returns the median by an order; none without values.
 pub fn middle_by<T>(
     values: impl IntoIterator<Item = T>,
     order: impl FnMut(&T, &T) -> Ordering,
@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_middle_is_found_in_any_order() {
+    fn median_ignores_order() {
         assert_eq!(middle_by([5, 1, 4, 2, 3], Ord::cmp), Some(3));
         assert_eq!(middle_by([4, 1, 3, 2], Ord::cmp), Some(3), "the larger of two");
         assert_eq!(middle_by([7], Ord::cmp), Some(7));

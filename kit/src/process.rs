@@ -1,28 +1,28 @@
-//! What Linux tells of a process, in `/proc`. Elsewhere nothing is told.
+//! Statistics of a process from Linux's `/proc`. On other systems all are none.
 
-/// The number of a process, or the one that asks.
+/// A process to query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Process {
-    /// The one that asks.
+    /// The calling process.
     Own,
-    /// Another.
+    /// The process with this id.
     Number(u32),
 }
 
 impl Process {
-    /// Memory that it has.
+    /// Returns the resident memory.
     #[must_use]
     pub fn resident_bytes(self) -> Option<u64> {
         self.status("VmRSS").as_deref().and_then(bytes)
     }
 
-    /// The most memory that it has had.
+    /// Returns the peak resident memory.
     #[must_use]
     pub fn peak_resident_bytes(self) -> Option<u64> {
         self.status("VmHWM").as_deref().and_then(bytes)
     }
 
-    /// A field of its `status`, as it is written there.
+    /// Returns the text of a field of `status`.
     #[must_use]
     pub fn status(self, field: &str) -> Option<String> {
         let path = match self {
@@ -33,19 +33,19 @@ impl Process {
     }
 }
 
-/// Memory that the machine would give to programs.
+/// Returns the memory available to programs.
 #[must_use]
 pub fn available_bytes() -> Option<u64> {
     bytes(value(&std::fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable")?)
 }
 
-/// What a list of fields, one a line, says of one of them.
+/// Returns the value of a field in a list with one field per line.
 fn value<'t>(text: &'t str, field: &str) -> Option<&'t str> {
     let of_field = |line: &'t str| line.strip_prefix(field)?.strip_prefix(':');
     text.lines().find_map(of_field).map(str::trim)
 }
 
-/// An amount in KiB, which the kernel calls kB.
+/// Parses an amount in KiB, which the kernel writes as kB.
 fn bytes(amount: &str) -> Option<u64> {
     let kib: u64 = amount.strip_suffix("kB")?.trim().parse().ok()?;
     kib.checked_mul(1024)
@@ -58,7 +58,7 @@ mod tests {
     const STATUS: &str = "Name:\tterrace\nVmHWM:\t   20480 kB\nVmRSS:\t   10240 kB\nSigIgn:\t1\n";
 
     #[test]
-    fn a_field_is_found_by_its_whole_name() {
+    fn finds_a_field_by_its_whole_name() {
         assert_eq!(value(STATUS, "SigIgn"), Some("1"));
         assert_eq!(value(STATUS, "Vm"), None);
         assert_eq!(value(STATUS, "VmRSS").and_then(bytes), Some(10 << 20));
@@ -67,7 +67,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_process_has_memory_and_its_peak_is_no_less() {
+    fn reports_memory_and_peak() {
         let (now, peak) = (Process::Own.resident_bytes(), Process::Own.peak_resident_bytes());
         assert!(now > Some(1 << 16) && peak >= now, "{now:?}, {peak:?}");
         let again = Process::Number(std::process::id());

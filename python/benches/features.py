@@ -1,5 +1,5 @@
-"""What features cost through Python: large tensors against copying memory, and against pickling them through the same
-store, in one run; then many small cycles, and how much memory they take.
+"""Costs of the feature store in Python: large tensors compared with memory copies and with pickles
+in the same store, in one run; then many small cycles and their memory use.
 
     python python/benches/features.py [--mebibytes 64] [--cycles 100000]
 """
@@ -34,7 +34,7 @@ def timed(times: list[float], work: Callable[[], T]) -> T:
 
 def large(mebibytes: int) -> None:
     size = mebibytes << 20
-    # Notes take a slot each as well; of its memory only what is written is taken from the system.
+    # Notes take a slot each as well. The system commits only memory that is written.
     store = Store("memory", capacity=16 * (size + 4096), object_max=size + 4096)
     features = FeatureStore(store, owner=0)
     tensor = np.random.default_rng(0).standard_normal(size // 4, np.float32)

@@ -1,11 +1,12 @@
-"""Terrace's store on disk and LMCache's own native files, through the interface that LMCache's adapters use.
+"""Compares Terrace's disk store with LMCache's native files, through the interface of LMCache's
+adapters.
 
     python lmcache_disk.py --folder /var/tmp
 
-Each stores the same chunks in batches, and reads them back. They take turns, each in a folder of its own, under new names
-in every round; reads are measured with what the system has cached, and after the cache was dropped if that is allowed.
-Prints bytes a second of each, and ratios of the medians. Terrace's are verified by a checksum and a namespace, and
-LMCache's are not.
+Each stores the same chunks in batches, and reads them back. They take turns, each in a folder of
+its own, under new names in every round; reads are measured with what the system has cached, and
+after the cache was dropped if that is allowed. Prints bytes a second of each, and ratios of the
+medians. Terrace's are verified by a checksum and a namespace, and LMCache's are not.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Clock:
 
 
 def aligned(arguments: argparse.Namespace) -> npt.NDArray[np.uint8]:
-    """Memory for all chunks that begins at a page, as LMCache's does."""
+    """Page-aligned memory for all chunks, as in LMCache."""
     shape = (arguments.chunks, arguments.chunk)
     return np.frombuffer(mmap.mmap(-1, arguments.chunks * arguments.chunk), np.uint8).reshape(shape)
 
@@ -138,7 +139,7 @@ def main() -> None:
             for name, client in clients.items():
                 for kind, rate in measure(client, round_, memory, target, arguments).items():
                     rates[name].setdefault(kind, []).append(rate)
-                # What either still has to write is not the other's to wait for.
+                # Pending writes must not slow the next turn.
                 os.sync()
                 time.sleep(1)
         for client in clients.values():

@@ -67,7 +67,7 @@ class File:
 
 
 class Terrace:
-    """Ours, as the controller calls it with interface_v1."""
+    """Terrace's backend, called as with interface_v1."""
 
     name = "terrace"
 
@@ -90,7 +90,7 @@ class Terrace:
 
 
 class TerraceWithMemory(Terrace):
-    """With memory over the disk, which the file backend has by the system's cache of files."""
+    """With a memory cache over the disk, as the file backend has the page cache."""
 
     name = "terrace, memory over disk"
 
@@ -99,7 +99,7 @@ class TerraceWithMemory(Terrace):
 
 
 class TerraceWrittenBehind(TerraceWithMemory):
-    """Like the file backend, it has stored what is in memory; the disk takes it a moment later."""
+    """Like the file backend, objects count as stored in memory and are written to disk later."""
 
     name = "terrace, written behind"
 
@@ -115,7 +115,8 @@ def config(**settings: Any) -> HiCacheStorageConfig:
 
 
 def host_pool(pages: int, page_mib: int) -> Any:
-    """Pages of so many MiB, keys and values of all layers, with contents of their own."""
+    """A host pool with pages of ``page_mib`` MiB, keys and values of all layers, with distinct
+    contents."""
     layers = max(1, page_mib * MIB // (2 * PAGE_SIZE * HEADS * HEAD_DIM * 2))
     tokens = pages * PAGE_SIZE
     shape = {"head_num": HEADS, "head_dim": HEAD_DIM, "layer_num": layers}
@@ -142,13 +143,13 @@ def pool_bytes(pool: Any) -> int:
 
 
 def batches(pages: int) -> Iterator[tuple[int, int]]:
-    """As many pages at a time as the controller hands over."""
+    """Batches of the size that the controller uses."""
     for start in range(0, pages, STORAGE_BATCH_SIZE):
         yield start, min(start + STORAGE_BATCH_SIZE, pages)
 
 
 def timed(pages: int, work: Callable[[int, int], bool]) -> tuple[float, float]:
-    """How long it takes, and how much of the processor's time."""
+    """Elapsed time and processor time of a function."""
     since, before = time.perf_counter(), time.process_time()
     for start, end in batches(pages):
         assert work(start, end), "it failed"
@@ -156,7 +157,7 @@ def timed(pages: int, work: Callable[[int, int], bool]) -> tuple[float, float]:
 
 
 def forget_files(folder: Path) -> None:
-    """Has the system write what it keeps of files, and forget it."""
+    """Writes back and drops the page cache."""
     subprocess.run(["sync", "-f", str(folder)], check=True)
     for file in folder.rglob("*"):
         if file.is_file():
@@ -166,8 +167,8 @@ def forget_files(folder: Path) -> None:
 
 
 def measure(kind: type[Any], folder: Path, pool: Any, pages: int, turn: int) -> dict[str, tuple[float, float]]:
-    """What a backend takes for storing and loading all pages of the pool. Others were stored before, so that it has its
-    memory from the system."""
+    """Times of a backend to store and load all pages of the pool. Other pages are stored first, so
+    that its memory is committed."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     keys = [f"{turn:032x}{number:032x}" for number in range(pages)]
@@ -182,7 +183,7 @@ def measure(kind: type[Any], folder: Path, pool: Any, pages: int, turn: int) -> 
         others = [f"{turn:032x}{old * pages + number:032x}" for number in range(pages)]
         for start, end in batches(pages):
             assert backend.store(others[start:end], part(start, end)[1]), "it failed"
-    # What is still to be written is nobody else's to wait for.
+    # Pending writes must not slow the next turn.
     os.sync()
     time.sleep(1)
     told = {"store": timed(pages, lambda start, end: backend.store(*part(start, end)))}
@@ -208,7 +209,7 @@ def main() -> None:
     parser.add_argument("--page-mib", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
-    # The copies of pages: several threads would wait for each other in a loop where others want the processor too.
+    # Copies of pages use one thread: several would spin while others need the processor.
     torch.set_num_threads(1)
     set_global_server_args_for_scheduler(ServerArgs(model_path="dummy", revision="1"))
     pool = host_pool(asked.pages, asked.page_mib)

@@ -1,4 +1,5 @@
-"""What a decode step costs through Python, beside what it costs in Rust, in one run, and what the import costs.
+"""Compares the cost of a decode step in Python with that in Rust, in one run, and measures the
+import.
 
     cargo build --release -p terrace-bench --bin terrace-bench
     python python/benches/steps.py target/release/terrace-bench
@@ -41,7 +42,7 @@ def scheduler() -> Scheduler:
 
 
 def startup_ms(program: str) -> float:
-    """How long an interpreter takes that does just this."""
+    """Start time of an interpreter that runs only this program."""
     took = []
     for _ in range(10):
         began = time.perf_counter()

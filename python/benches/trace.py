@@ -1,9 +1,11 @@
-"""What the prefix cache costs through Python for each request of a trace, beside what it costs in Rust, in one run.
+"""Compares the cost of the prefix cache per request of a trace in Python with that in Rust, in one
+run.
 
     cargo build --release -p terrace-bench --bin terrace-bench
     python python/benches/trace.py target/release/terrace-bench conversation_trace.jsonl
 
-A line of the trace is a request as JSON: `input_length`, and `hash_ids`, one for each block of 512 tokens.
+A line of the trace is a request as JSON: `input_length`, and `hash_ids`, one for each block of 512
+tokens.
 """
 
 from __future__ import annotations
@@ -33,8 +35,9 @@ def splitmix64(seeds: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def prompts(trace: Path) -> Iterator[npt.NDArray[np.uint32]]:
-    """Token j of block h is a fixed function of h and j: the one of `terrace-bench`. They are made for many requests
-    at once, and copied to where they are read from right before that: in Rust, too, they were just written."""
+    """Prompts in which token j of block h is a fixed function of h and j, as in `terrace-bench`.
+    They are generated for many requests at once and copied right before use, because in Rust,
+    too, they were just written."""
     records = [json.loads(line) for line in trace.open()]
     places = np.arange(BLOCK_TOKENS, dtype=np.uint64)
     memory = np.empty(max(record["input_length"] for record in records), np.uint32)
@@ -52,11 +55,11 @@ def prompts(trace: Path) -> Iterator[npt.NDArray[np.uint32]]:
 
 
 def through_python(trace: Path, device_pages: int, page_size: int) -> tuple[float, int]:
-    """Microseconds a request, and tokens that were found."""
+    """Microseconds per request, and hit tokens."""
     cache = PrefixCache(device_pages, page_size=page_size)
     took, found = [], 0
     for prompt in prompts(trace):
-        # As in Rust: all whole pages, and no room for what is left.
+        # As in Rust: all whole pages, without spare capacity.
         whole = len(prompt) // page_size * page_size
         began = time.perf_counter_ns()
         with cache.hold(prompt, whole) as held:

@@ -1,11 +1,13 @@
-"""Terrace's tier beside vLLM's own file tier: the same jobs, one after the other in one process, on the same disk.
+"""Compares Terrace's tier with vLLM's file tier: the same jobs, one after the other in one process,
+on the same disk.
 
     python vllm_tier.py [--chunks 512] [--chunk-kib 512] [--rounds 5] [--folder FOLDER]
 
-Needs vLLM. It prints bytes a second of stores and loads, and how long the scheduler's thread was kept. Both tiers use
-direct IO where the file system has it, so what is loaded comes from the disk. Tiers with memory over the disk (setting
-``memory``) have figures of their own: they load from memory, which has room for what was stored last. One has stored
-everything on disk before it says so, and the other (setting ``write_behind``) writes it there in the background.
+Needs vLLM. It prints bytes a second of stores and loads, and how long the scheduler's thread was
+blocked. Both tiers use direct IO where the file system has it, so what is loaded comes from the
+disk. Tiers with memory over the disk (setting ``memory``) have figures of their own: they load from
+memory, which has room for what was stored last. One reports success after everything is on disk,
+and the other (setting ``write_behind``) writes it there in the background.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ FILES, DISK, MEMORY, BEHIND = "vllm fs", "terrace", "memory over disk", "written
 
 
 def specification(chunk_bytes: int) -> Any:
-    """An engine's, as far as tiers look at it."""
+    """The parts of an engine's specification that tiers use."""
     parallel = OffloadingParallelConfig(
         rank=0, world_size=1, tp_size=1, pp_size=1, pcp_size=1, dcp_size=1, data_parallel_index=0,
         data_parallel_size=1, data_parallel_rank_local=None, is_parallelism_agnostic=False,
@@ -61,8 +63,8 @@ def specification(chunk_bytes: int) -> Any:
 
 
 class Kept:
-    """How long the scheduler's thread was in the tier, and how much of that it computed: the rest it waited for a lock,
-    or for a core that another thread had."""
+    """Time of the scheduler's thread in the tier, and processor time of it: the rest is waiting for
+    a lock or a core."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -77,7 +79,7 @@ class Kept:
 
 
 def finish(tier: SecondaryTierManager, kept: Kept, jobs: int) -> None:
-    """Polls as an engine does whose steps take five milliseconds."""
+    """Polls like an engine with steps of five milliseconds."""
     while jobs:
         for result in kept(lambda: list(tier.get_finished_jobs())):
             assert result.success, result
@@ -88,7 +90,8 @@ def finish(tier: SecondaryTierManager, kept: Kept, jobs: int) -> None:
 
 
 def look_up(tier: SecondaryTierManager, kept: Kept, keys: list[bytes], request: ReqContext) -> list[float]:
-    """A request's chunks, until all answers are there; and how long each step was kept."""
+    """Looks up a request's chunks until all answers have arrived; returns the blocked time of each
+    step."""
     steps = []
 
     def look() -> list[LookupResult]:
@@ -108,7 +111,7 @@ def look_up(tier: SecondaryTierManager, kept: Kept, keys: list[bytes], request: 
 
 
 def run(tier: SecondaryTierManager, rows: np.ndarray, chunks: int, round_: int) -> dict[str, float]:
-    """Stores jobs of 64 chunks, asks for all, and loads them elsewhere."""
+    """Stores jobs of 64 chunks, looks all up, and loads them into other rows."""
     keys = [os.urandom(32) + b"\0\0\0\0" for _ in range(chunks)]
     request = ReqContext(req_id=f"r{round_}")
     tier.on_new_request(request)
@@ -166,7 +169,7 @@ def main() -> None:
         place = f"disk:{folder / name}"
         return TerraceTier(spec, view, "TerraceTier", store=place, capacity="16GiB", weights="bench", **settings)
 
-    # Room for two rounds: as much as a round stores is still there when it loads.
+    # Room for two rounds, so that all chunks of a round are still there when it loads.
     memory_bytes = 2 * options.chunks * (chunk_bytes + 4096)
     tiers: dict[str, SecondaryTierManager] = {
         FILES: FileSystemTierManager(spec, view, "fs", root_dir=str(folder / "fs")),
@@ -176,13 +179,13 @@ def main() -> None:
     }
     figures: dict[str, list[dict[str, float]]] = {name: [] for name in tiers}
     try:
-        # In turns, so that whatever else the machine does meets all of them.
+        # In turn, so that other load on the machine affects all of them.
         for round_ in range(options.rounds):
             for name, tier in tiers.items():
                 if options.only in (None, name):
                     figures[name].append(run(tier, rows, options.chunks, round_))
                     if isinstance(tier, TerraceTier):
-                        # What is still on its way to the disk must not be in the way of the next one.
+                        # Pending writes must not slow the next turn.
                         tier._shared.store.flush()
         asked = tiers[DISK]._transfers.stats()["exists"]
     finally:

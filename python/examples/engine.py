@@ -1,11 +1,11 @@
-"""A whole engine in pure Python: a toy model over paged KV on a device, a host and an L3 store, all of them
-arrays and dictionaries here.
+"""A whole engine in pure Python: a toy model over paged KV on a device, a host and an L3 store, all
+of them arrays and dictionaries here.
 
     python examples/engine.py
 
-The model is as simple as one can be and still go wrong if a single page is: the KV of a token is a number that
-follows from all tokens before it, and the next token follows from that of the last. So an answer from the cache
-is right exactly if every page was.
+The model is the simplest one that detects a single wrong page: the KV of a token is a number
+derived from all tokens before it, and the next token is derived from that of the last. So an answer
+from the cache is right exactly if every page was.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Engine:
                 "model": {"fingerprint": "a toy"},
                 "cache": {"page_size": PAGE_SIZE, "device_pages": DEVICE_PAGES, "host_pages": HOST_PAGES},
                 "batch": {"running_max": RUNNING_MAX},
-                # Whatever is stored is worth fetching here: computing is said to be slow.
+                # Computing is declared slow, so that fetching always pays.
                 "rates": {"prefill_ns_per_token": 50_000_000},
                 "l3": {},
             }
@@ -44,7 +44,7 @@ class Engine:
         self.device = np.zeros((DEVICE_PAGES, PAGE_SIZE), np.uint64)
         self.host = np.zeros((HOST_PAGES, PAGE_SIZE), np.uint64)
         self.l3: dict[bytes, np.ndarray] = {}
-        # One row for each request that runs, as wide as the longest has pages.
+        # One row per running request, with a column per page of the longest request.
         self.table = np.zeros((RUNNING_MAX, DEVICE_PAGES), np.uint32)
         self.answers: dict[int, list[int]] = {}
         self.live: set[int] = set()
@@ -56,13 +56,13 @@ class Engine:
         self.live.add(request)
 
     def run(self) -> None:
-        """Goes on until every request has ended."""
+        """Runs until every request has ended."""
         while self.live:
             plan = self.scheduler.plan()
             self.live.difference_update(ended.request for ended in plan.ended)
             plan.apply_rows(self.table)
-            # Here everything is done at once; an engine with a GPU starts it, and reports it when it has ended.
-            # Nothing in a plan depends on anything else in it.
+            # This engine runs everything at once; one with a GPU starts operations and reports them
+            # when they have ended. Parts of a plan do not depend on each other.
             self.move(plan)
             if plan.step is not None:
                 tokens = self.forward(plan)
@@ -73,11 +73,12 @@ class Engine:
     # ---- the model ----
 
     def kv(self, slot: int, position: int) -> tuple[int, int]:
-        """Where the KV of a position is: the device page and the place in it."""
+        """The device page and the offset of a position's KV."""
         return int(self.table[slot, position // PAGE_SIZE]), position % PAGE_SIZE
 
     def forward(self, plan: Plan) -> np.ndarray:
-        """Computes a step: writes the KV of its tokens, and chooses the next token of whoever is to have one."""
+        """Computes a step: writes the KV of its tokens, and chooses the next tokens of its
+        producers."""
         tokens = iter(plan.tokens.tolist())
         chosen = []
         prefills = [(p["slot"], p["start"], p["tokens"], p["produces_token"]) for p in plan.prefills]
@@ -95,7 +96,7 @@ class Engine:
     # ---- pages ----
 
     def move(self, plan: Plan) -> None:
-        """Does the copies of a plan, and asks L3."""
+        """Runs the copies and L3 operations of a plan."""
         for op, direction, device_pages, host_pages in plan.each_copy():
             if direction == LOAD_BACK:
                 self.device[device_pages] = self.host[host_pages]
@@ -119,7 +120,7 @@ class Engine:
 
 
 def expected(prompt: list[int], tokens: int) -> list[int]:
-    """What the model answers, without any cache."""
+    """The model's answer, without a cache."""
     value, answer = 1, []
     for token in prompt:
         value = follow(value, token)
@@ -131,7 +132,7 @@ def expected(prompt: list[int], tokens: int) -> list[int]:
 
 def main() -> None:
     engine = Engine()
-    # Five books, and questions about each: more than fits the device, or the host.
+    # Five books, and questions about each: more than fits on device or host.
     prompts = [[book] * 64 + [question] * 5 for question in range(4) for book in range(5)]
     for round_ in range(2):
         before = engine.computed_tokens

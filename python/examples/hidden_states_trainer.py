@@ -1,17 +1,19 @@
-"""Training on a model's hidden states: vLLM computes them, PyTorch trains a small head on them, and a feature store
-passes them from one to the other.
+"""Training on a model's hidden states: vLLM computes them, PyTorch trains a small head on them, and
+a feature store passes them from one to the other.
 
     nodes='--store nodes://10.0.0.1:7450 --settings {"store_settings":{"secret_file":"secret"}}'
     python hidden_states_trainer.py produce --model MODEL $nodes --refs refs --samples 1000
     python hidden_states_trainer.py train   $nodes --refs refs --samples 1000
 
-Both may be killed at any time and started again: each goes on where it was, and nothing is left in the store in the
-end. Refs travel by a folder that both see, a file each. What a trainer has read it releases, which frees its memory at
-once, and then it takes away the ref; if it dies in between it finds the sample gone, and if it dies before that it
-trains on one sample again. A producer that dies leaves samples whose refs it has handed out; what it had only begun to
-put it frees when it is started again. A store on disk has one user at a time: let the producer end first.
+Both may be killed and restarted at any time: each continues, and the store is empty in the end.
+Refs are passed in a shared folder, one file each. A trainer releases a sample after reading it,
+which frees its memory at once, and then deletes the ref. If it dies in between, it finds the sample
+gone; if it dies before that, it trains on one sample again. A producer that dies leaves samples
+whose refs it has published; a restart frees those that it had only started to put. A store on disk
+has one user at a time: let the producer end first.
 
-With ``--server URL`` the producer asks a vLLM server that has the connector, instead of an engine of its own.
+With ``--server URL`` the producer asks a vLLM server that has the connector, instead of an engine
+of its own.
 """
 
 from __future__ import annotations
@@ -38,11 +40,11 @@ NAME = "hidden states"
 
 class Engine(Protocol):
     def answers(self, prompts: dict[str, list[int]]) -> dict[str, dict[str, Any]]:
-        """What the engine says about the hidden states of each sample's prompt."""
+        """The engine's answers about the hidden states of each sample's prompt."""
 
 
 class Offline:
-    """vLLM in processes of this one."""
+    """vLLM in child processes."""
 
     def __init__(self, model: str, settings: dict[str, Any], options: dict[str, Any]) -> None:
         from vllm import LLM
@@ -87,7 +89,7 @@ class Server:
 
 
 def speculation() -> dict[str, Any]:
-    """The speculative method that gives hidden states, for vLLM."""
+    """vLLM's settings of the speculative method that extracts hidden states."""
     layers = {"eagle_aux_hidden_state_layer_ids": LAYERS}
     return {
         "method": "extract_hidden_states",
@@ -97,7 +99,7 @@ def speculation() -> dict[str, Any]:
 
 
 def connector(settings: dict[str, Any]) -> dict[str, Any]:
-    """The connector that stores them, for vLLM."""
+    """vLLM's settings of the connector that stores them."""
     return {
         "kv_connector": "HiddenStatesConnector",
         "kv_connector_module_path": "terrace_kv.vllm.hidden_states",
@@ -108,12 +110,13 @@ def connector(settings: dict[str, Any]) -> dict[str, Any]:
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
     others = json.loads(arguments.settings)
-    # The same number after a restart, so that the producer takes care of what it has left.
+    # The same number after a restart, so that the producer takes over its samples.
     return {"store": arguments.store, "object_max": arguments.object_max, "name": NAME, "owner": 0, **others}
 
 
 def prompt_of(number: int, tokens: int, vocabulary: int) -> list[int]:
-    """The same for a number every time; there is something to learn: each token follows from the one before."""
+    """A prompt that depends only on its number. Each token is derived from the one before, so there
+    is something to learn."""
     first = int(np.random.default_rng(number).integers(3, vocabulary))
     return [3 + (first + 7 * place) % (vocabulary - 3) for place in range(tokens)]
 
@@ -140,7 +143,7 @@ def produce(arguments: argparse.Namespace) -> None:
 
 
 def produced(engine: Engine, numbers: list[int], arguments: argparse.Namespace) -> Iterator[tuple[int, str]]:
-    """Refs of samples. What the store had no room for is asked for again."""
+    """Refs of samples. A sample for which the store had no room is requested again."""
     for pause in itertools.chain([0.1, 0.3, 1, 3], itertools.repeat(5, arguments.tries)):
         named = {f"sample {number}": number for number in numbers}
         prompts = {name: prompt_of(number, arguments.tokens, arguments.vocabulary) for name, number in named.items()}
@@ -185,12 +188,13 @@ def train(arguments: argparse.Namespace) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         losses.append(float(loss.detach()))
-        # Used up: the store frees it at once. Only when that would survive a crash the ref goes: on a disk of this
-        # process's own the sample might be back otherwise, and nobody would have its ref.
+        # Released: the store frees it at once. The ref is deleted only when that would survive a
+        # crash: otherwise a sample on the disk of this process could return without a ref.
         features.release(ref)
         features.store.flush()
         trained += 1
-        # Told before the ref goes: whoever counts the lines of trainers that were killed misses no sample.
+        # Printed before the ref is deleted, so that the lines of killed trainers include every
+        # sample.
         print(json.dumps({"trained": ref.sample, "loss": round(losses[-1], 4)}), flush=True)
         file.unlink()
     first, last = losses[:10], losses[-10:]
@@ -199,7 +203,7 @@ def train(arguments: argparse.Namespace) -> None:
 
 
 def each_ref(refs: Path, arguments: argparse.Namespace) -> Iterator[tuple[Path, terrace.FeatureRef]]:
-    """Refs as they come, until all that are to be produced were, and each was handed out."""
+    """Refs in order of arrival, until all samples were produced and each was returned."""
     patience = time.monotonic() + arguments.patience
     while time.monotonic() < patience:
         position = refs / "produced"
@@ -216,7 +220,7 @@ def each_ref(refs: Path, arguments: argparse.Namespace) -> Iterator[tuple[Path, 
 
 
 def write(file: Path, text: str) -> None:
-    """Whoever looks sees all of it, or nothing."""
+    """Writes a file atomically."""
     temporary = file.with_suffix(".new")
     temporary.write_text(text)
     os.replace(temporary, file)

@@ -5,13 +5,14 @@
         --books 32 --book-tokens 4096 --requests 128 --running-max 8 --step-tokens-max 4096 \\
         --device-pages 2560 --host-pages 10000
 
-It answers questions about books. Those are long, and more than fit the device: their KV goes to the host and comes
-back. Every answer is then compared with what the model says without pages and cache. With ``--no-cache`` each book
-is read anew for each question.
+It answers questions about books, which are long and do not fit on the device together: their KV is
+written to the host and loaded back. Every answer is then compared with the model's answer without
+pages and cache. With ``--no-cache`` each book is computed again for each question.
 
-Two steps are in flight. While the device computes one, the next is planned and launched: the tokens that it begins
-with are still on the device then, and stay there. Copies between device and host run beside the steps, and a step
-may be launched before the pages that it needs are back: it waits on the device, unless ``--no-overlap`` is given.
+Two steps are in flight. While the device computes one, the next is planned and launched: its input
+tokens are still on the device then, and stay there. Copies between device and host run beside the
+steps, and a step may be launched before the pages that it needs are back: it waits on the device,
+unless ``--no-overlap`` is given.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class ModelSize:
-    """How large a model is."""
+    """The size of a model."""
 
     layers: int = 4
     hidden: int = 256
@@ -65,8 +66,8 @@ class Model:
 
         hidden, kv = size.hidden, size.kv_heads * size.head_dim
         self.embedding = weight(size.vocabulary, hidden, math.sqrt(hidden))
-        # Queries and keys are large, so that attention picks out single tokens: an answer that takes equally from
-        # all of a book would hardly notice a wrong page.
+        # Queries and keys are large, so that attention selects single tokens: an average over a
+        # whole book would hardly show a wrong page.
         self.layers = [
             {
                 "query": weight(hidden, hidden, 2.0),
@@ -83,8 +84,9 @@ class Model:
         self.frequencies = 10_000.0 ** (-torch.arange(0, size.head_dim, 2, device=device) / size.head_dim)
 
     def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """The last layer's output for tokens in a row, whoever they belong to. What they may look at is up to
-        ``attend``, which gets a layer's number and its queries, keys and values, and gives the heads' outputs."""
+        """The last layer's output for concatenated tokens of any sequences. ``attend`` gets a
+        layer's number and its queries, keys and values, and returns the heads' outputs; it
+        selects the visible tokens."""
         size = self.size
         angles = positions[:, None].float() * self.frequencies
         rotation = angles.cos()[:, None], angles.sin()[:, None]
@@ -100,7 +102,7 @@ class Model:
         return F.rms_norm(x, (size.hidden,))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """How likely each next token is."""
+        """The logits of the next token."""
         return (hidden @ self.head.T).float()
 
 
@@ -119,29 +121,29 @@ class Group:
     rows: int
     #: Tokens of each row.
     tokens: int
-    #: The device pages that each row looks at.
+    #: The device pages that each row attends to.
     pages: Tensor
-    #: What is added to the scores: minus infinity where a query may not look.
+    #: Added to the scores: minus infinity for invisible keys.
     mask: Tensor
 
 
 @dataclass
 class Step:
-    """A step that was launched and is not reported yet."""
+    """A step that was launched and not reported yet."""
 
     number: int
     producers: npt.NDArray[np.uint64]
-    #: The rows of the producers.
+    #: Rows of the producers.
     rows: npt.NDArray[np.intp]
-    #: A token for each row, on the host.
+    #: A token per row, on the host.
     tokens: Tensor
-    #: When they are there. On the CPU everything is done at once, and nothing has events.
+    #: Event of their arrival. On the CPU work is synchronous, without events.
     ended: torch.cuda.Event | None
 
 
 @dataclass(frozen=True)
 class Request:
-    """Somebody's question."""
+    """A question."""
 
     number: int
     prompt: list[int]
@@ -150,7 +152,7 @@ class Request:
 
 @dataclass
 class Answer:
-    """What came of it."""
+    """An answer."""
 
     tokens: list[int]
     hits: Hits
@@ -184,18 +186,19 @@ class Engine:
         self.device = model.embedding.device
         self.is_cuda = self.device.type == "cuda"
         size, dtype = model.size, model.embedding.dtype
-        # A page is one piece of memory with the KV of all layers, so that a copy of it is one transfer. Zeros, since
-        # attention reads more than it uses, such as the rest of a last page: its weight is 0, but it must be a number.
+        # A page is one piece of memory with the KV of all layers, so that its copy is one transfer.
+        # Zeroed, because attention also reads unused entries, such as the rest of a last page:
+        # their weight is 0, but they must be finite.
         page = (size.layers, 2, page_size, size.kv_heads, size.head_dim)
         self.device_kv = torch.zeros((device_pages, *page), dtype=dtype, device=self.device)
-        # Only pinned memory is copied while the host goes on.
+        # Only copies of pinned memory are asynchronous.
         self.host_kv = torch.zeros((host_pages, *page), dtype=dtype, pin_memory=self.is_cuda)
         self.table = np.zeros((running_max, device_pages), np.int64)
         #: One for each direction.
         self.copy_streams: list[torch.cuda.Stream | None] = [None, None]
         self.copies: dict[int, torch.cuda.Event | None] = {}
         self.steps: deque[Step] = deque()
-        #: What the last step chooses, a token for each row, on the device.
+        #: Tokens chosen by the last step, one per row, on the device.
         self.chosen = torch.zeros(0, dtype=torch.int64, device=self.device)
         self.answers: dict[int, Answer] = {}
         self.live: set[int] = set()
@@ -203,15 +206,15 @@ class Engine:
         self.scheduler_seconds = 0.0
         if self.is_cuda:
             self.copy_streams = [torch.cuda.Stream(self.device) for _ in range(2)]  # type: ignore[no-untyped-call]
-            # cuDNN makes a plan for each shape that it has not seen, and here most steps have one of their own.
+            # cuDNN creates a plan for each new shape, and most steps here have a unique one.
             torch.backends.cuda.enable_cudnn_sdp(False)
-            # The streams of the copies know nothing of the zeros.
+            # The copy streams do not wait for the zeroing.
             torch.cuda.synchronize(self.device)
 
     # ---- the loop ----
 
     def serve(self, requests: Iterable[Request], alive_max: int) -> None:
-        """Answers requests; so many at a time, so that the next comes when one has its answer."""
+        """Answers requests, at most ``alive_max`` at a time."""
         waiting = deque(requests)
         reach: Tier = "host" if self.uses_cache else "nothing"
         while waiting or self.live:
@@ -225,7 +228,7 @@ class Engine:
 
     @torch.inference_mode()
     def turn(self) -> None:
-        """Asks for a plan, starts what it says, and reports what has ended."""
+        """Requests a plan, starts it, and reports ended work."""
         began = time.perf_counter()
         plan = self.scheduler.plan()
         self.scheduler_seconds += time.perf_counter() - began
@@ -239,7 +242,7 @@ class Engine:
         has_news = self.report_copies()
         if plan.step is not None:
             self.steps.append(self.launch(plan, plan.step))
-        # Two are in flight, or there is nothing to compute until something has ended.
+        # Two steps are in flight, or nothing can be computed before an event.
         if len(self.steps) == 2 or (plan.step is None and self.steps):
             self.report_step(self.steps.popleft())
         elif plan.step is None and self.copies:
@@ -248,8 +251,8 @@ class Engine:
             time.sleep(max(0, deadline - self.scheduler.now()) / 1e6)
 
     def wait(self, event: torch.cuda.Event | None) -> None:
-        """Waits for an event, and reports copies as soon as they are over: the scheduler takes that for the time they
-        need, and compares it with what computing takes."""
+        """Waits for an event, and reports copies as soon as they end: the scheduler measures their
+        time and compares it with that of computing."""
         while not has_happened(event):
             self.report_copies()
             time.sleep(20e-6)
@@ -257,14 +260,15 @@ class Engine:
 
     def report_step(self, step: Step) -> None:
         """Waits for a step, and reports its tokens."""
-        # Load-backs that it waited for are over too, and reported first, so that the step counts at once.
+        # The load-backs that it waited for have ended too. They are reported first, so that the
+        # step counts at once.
         self.wait(step.ended)
         tokens = step.tokens.numpy()[step.rows].astype(np.uint32)
         for request, token in zip(step.producers.tolist(), tokens.tolist()):
             if request not in self.answers:
                 self.answers[request] = Answer([], self.scheduler.hits(request) or Hits(0, 0, 0))
             answer = self.answers[request].tokens
-            # Whoever stops may be part of the step behind, which is launched by then.
+            # A request that stops may be part of the step behind, which is already launched.
             if self.stop_token not in answer[-1:]:
                 answer.append(token)
         began = time.perf_counter()
@@ -278,8 +282,9 @@ class Engine:
     ) -> torch.cuda.Event | None:
         """Starts a copy, on the stream of its direction.
 
-        It need not wait for steps: write-backs are of pages whose step was reported, and so has ended; load-backs
-        are to pages that no step in flight looks at. Until it is reported, the scheduler leaves both ends alone.
+        It need not wait for steps: write-backs are of pages whose step has been reported, and so
+        has ended; load-backs are to pages that no step in flight reads. The scheduler leaves both
+        ends alone until the copy is reported.
         """
         stream = self.copy_streams[direction]
         with nullcontext() if stream is None else torch.cuda.stream(stream):
@@ -291,7 +296,7 @@ class Engine:
         return None if stream is None else stream.record_event()
 
     def report_copies(self) -> bool:
-        """Reports the copies that are over, and says whether there were any."""
+        """Reports the copies that have ended; returns whether there were any."""
         over = [op for op, event in self.copies.items() if has_happened(event)]
         for op in over:
             del self.copies[op]
@@ -299,16 +304,17 @@ class Engine:
         return len(over) > 0
 
     def await_copy(self, event: torch.cuda.Event | None) -> None:
-        """Lets the next step wait for a copy, while this thread goes on. All of the step waits, decodes too: engines
-        that copy layer by layer wait for each layer where they need it, and those that would rather not have decodes
-        wait leave ``load_back_overlaps`` off."""
+        """Makes the next step wait for a copy on the device, without blocking this thread. The
+        whole step waits, including decodes. Engines that copy layer by layer wait for each layer
+        where they need it; engines that do not want decodes to wait leave ``load_back_overlaps``
+        off."""
         if event is not None:
             torch.cuda.current_stream(self.device).wait_event(event)
 
     # ---- steps ----
 
     def launch(self, plan: Plan, number: int) -> Step:
-        """Starts a step: behind the one in flight, on the stream that all steps share."""
+        """Starts a step behind the one in flight, on the stream that all steps share."""
         for op in plan.prefills["waits_for"].tolist():
             self.await_copy(self.copies.get(op))
         counts = np.concatenate([plan.prefills["tokens"], plan.decodes["tokens"]]).astype(np.int64)
@@ -317,7 +323,7 @@ class Engine:
         tokens, positions = self.send(plan.tokens), self.send(plan.positions)
         pages, offsets = self.send(self.table[slots, entries]), self.send(places)
         if plan.behind is not None and len(plan.decodes) > 0:
-            # Some begin with tokens that the step before is yet to choose.
+            # Some start with tokens that the step before has not chosen yet.
             awaited = self.send(plan.decodes["input"])
             known = tokens[-len(plan.decodes) :]
             known.copy_(torch.where(awaited >= 0, self.chosen[awaited.clamp(min=0)], known))
@@ -329,7 +335,7 @@ class Engine:
             return torch.cat([attend_pages(group, query, keys, values) for group in groups])
 
         hidden = self.model.hidden(tokens, positions, attend)
-        # A token for each row: those of prompts that go on are of no use, and dropped.
+        # A token per row; those of incomplete prompts are dropped.
         self.chosen = self.model.logits(hidden[self.send(counts.cumsum() - 1)]).argmax(-1)
         told = torch.empty(len(counts), dtype=torch.int64, pin_memory=self.is_cuda)
         told.copy_(self.chosen, non_blocking=True)
@@ -340,7 +346,8 @@ class Engine:
         return Step(number, plan.producers, np.flatnonzero(produces), told, ended)
 
     def groups(self, plan: Plan, positions: Tensor) -> Iterator[Group]:
-        """Who attends together: each chunk of a prompt by itself, decodes as a batch as long as the longest."""
+        """Groups of rows that attend together: each chunk of a prompt separately, and decodes as a
+        batch as long as the longest."""
         together = [(prefill["slot"][None], int(prefill["tokens"]), int(prefill["start"])) for prefill in plan.prefills]
         if len(plan.decodes) > 0:
             together.append((plan.decodes["slot"], 1, int(plan.decodes["start"].max())))
@@ -358,14 +365,14 @@ class Engine:
             first_token = end
 
     def send(self, array: npt.NDArray[np.generic]) -> Tensor:
-        """Numbers for the device, which gets them without anybody waiting."""
+        """Copies numbers to the device asynchronously."""
         tensor = torch.from_numpy(array.astype(np.int64))
         return tensor.pin_memory().to(self.device, non_blocking=True) if self.is_cuda else tensor
 
 
 def attend_pages(group: Group, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """The attention of a group's queries to keys and values in pages. Query heads that share a KV head are taken
-    for more queries of that head, so that no key is there twice."""
+    """The attention of a group's queries to keys and values in pages. Query heads that share a KV
+    head are treated as further queries of that head, so that keys are not duplicated."""
     rows, tokens = group.rows, group.tokens
     heads, head_dim = query.shape[1:]
     kv_heads = keys.shape[2]
@@ -384,7 +391,7 @@ def has_happened(event: torch.cuda.Event | None) -> bool:
 def runs(
     device_pages: npt.NDArray[np.uint32], host_pages: npt.NDArray[np.uint32]
 ) -> Iterator[tuple[slice, slice]]:
-    """Pages that follow each other on both sides, to be copied at once."""
+    """Pages that are consecutive on both sides, to be copied at once."""
     ends = np.flatnonzero((np.diff(device_pages) != 1) | (np.diff(host_pages) != 1)) + 1
     for first, end in zip([0, *ends.tolist()], [*ends.tolist(), len(device_pages)]):
         device, host = int(device_pages[first]), int(host_pages[first])
@@ -393,8 +400,9 @@ def runs(
 
 @torch.inference_mode()
 def agreement(model: Model, request: Request, answer: list[int]) -> tuple[float, float]:
-    """How much of an answer is what the model says without pages and cache, given what stands before it; and by how
-    much, at the most, a token is less likely than the one that the model says, as a difference of logits."""
+    """The share of an answer that equals the model's own choice without pages and cache, given the
+    tokens before it; and the largest difference of logits between the model's choice and a
+    chosen token."""
 
     def attend(_: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         query, key, value = (x.transpose(0, 1)[None] for x in (query, key, value))
@@ -410,7 +418,7 @@ def agreement(model: Model, request: Request, answer: list[int]) -> tuple[float,
 
 
 def questions(arguments: argparse.Namespace) -> list[Request]:
-    """Questions about books, drawn at random."""
+    """Random questions about books."""
     random = np.random.default_rng(arguments.seed)
     vocabulary = arguments.vocabulary
     books = random.integers(0, vocabulary, (arguments.books, arguments.book_tokens))
@@ -483,8 +491,8 @@ def main(words: list[str] | None = None) -> None:
     )
     same, less_likely = np.mean([share for share, _ in agreed]), max(difference for _, difference in agreed)
     print(f"{100 * same:.2f} % of the answers' tokens are what the model says without pages and cache")
-    # Sums in another order are not quite the same. In bfloat16 that shows where two tokens are about equally likely,
-    # and the more the deeper the model is; a book that is missing makes a difference of 2 and more.
+    # Sums in another order differ slightly. In bfloat16 that shows where two tokens are about
+    # equally likely, and more so in deeper models; a missing book causes differences of 2 and more.
     if same < 1:
         print(f"the logits of the others are at most {less_likely:.3f} below")
     if model.embedding.dtype == torch.float32 and less_likely > 0.001:

@@ -1,5 +1,5 @@
-//! Calls that take time. They run on threads of this module without the interpreter's lock, and whoever has made one
-//! waits for it, or is called back.
+//! Long-running calls. They run on threads of this module without the GIL; the caller waits or
+//! passes a callback.
 
 use std::future::Future;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
@@ -12,13 +12,13 @@ use tokio::runtime::Runtime;
 
 use crate::errors::{TerraceError, broken};
 
-/// How long Ctrl-C may have to wait.
+/// Longest delay of Ctrl-C.
 const SIGNALS: Duration = Duration::from_millis(100);
 
-/// The threads that calls run on, and the process that they belong to: a fork has none of them.
+/// Runtime of the calls, and the process that it belongs to: a fork has none of its threads.
 static RUNTIME: Mutex<Option<(u32, &'static Runtime)>> = Mutex::new(None);
 
-/// Where calls of this process run.
+/// Returns the runtime of this process.
 pub(crate) fn runtime() -> PyResult<&'static Runtime> {
     let (process, mut kept) = (std::process::id(), RUNTIME.lock());
     if let Some((its_process, runtime)) = *kept
@@ -27,17 +27,17 @@ pub(crate) fn runtime() -> PyResult<&'static Runtime> {
         return Ok(runtime);
     }
     let mut builder = tokio::runtime::Builder::new_multi_thread();
-    // One or two cannot copy as fast as the memory of a large machine gives, and more than there are cores would be in
-    // each other's way.
+    // One or two threads cannot use the memory bandwidth of a large machine, and more than there
+    // are cores would compete.
     let threads = cores().clamp(2, 4);
     let made = builder.worker_threads(threads).thread_name("terrace").enable_all().build()?;
-    // One that a fork has inherited is left as it is: its threads are not there, and cannot be waited for.
+    // A runtime inherited by a fork is leaked: its threads do not exist and cannot be joined.
     let made: &'static Runtime = Box::leak(Box::new(made));
     *kept = Some((process, made));
     Ok(made)
 }
 
-/// The process that something with threads or connections was made in.
+/// The process that created an object with threads or connections.
 pub(crate) struct Process(u32);
 
 impl Process {
@@ -45,7 +45,7 @@ impl Process {
         Self(std::process::id())
     }
 
-    /// Refuses to use it after a fork.
+    /// Raises after a fork.
     pub(crate) fn check(&self, what: &str) -> PyResult<()> {
         if self.0 == std::process::id() {
             return Ok(());
@@ -57,8 +57,7 @@ impl Process {
     }
 }
 
-/// Makes a call, and tells what came of it: to `then`, as a value or an exception, when that is given; otherwise it is
-/// waited for here.
+/// Runs a call. Passes the value or exception to `then` if it is given; otherwise waits here.
 pub(crate) fn call<T: Send + 'static>(
     python: Python<'_>,
     work: impl Future<Output = T> + Send + 'static,
@@ -70,7 +69,7 @@ pub(crate) fn call<T: Send + 'static>(
     if let Some(then) = then {
         runtime.spawn(async move {
             let done = work.await;
-            // An interpreter that ends is not told any more.
+            // Fails when the interpreter is shutting down.
             Python::try_attach(|python| {
                 let told = done.map_err(|error| broken(&error.to_string()));
                 let told = told.and_then(|done| tell(python, done));

@@ -1,4 +1,4 @@
-//! Errors as Python's exceptions, with the messages that they have in Rust.
+//! Errors as Python exceptions, with their Rust messages.
 
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -81,7 +81,7 @@ create_exception!(
     "Another process has taken the number of this producer."
 );
 
-/// `Gone` of Python: a [`FeatureError`] and a `KeyError`, since code that looks samples up expects the latter.
+/// `Gone` in Python: a [`FeatureError`] and a `KeyError`, which lookups of samples may expect.
 pub(crate) struct Gone;
 
 impl Gone {
@@ -101,7 +101,7 @@ impl Gone {
             let attributes = PyDict::new(python);
             attributes.set_item("__module__", "terrace_kv")?;
             attributes.set_item("__doc__", doc)?;
-            // A `KeyError` shows its text in quotes, as if it were a key.
+            // A `KeyError` prints its text in quotes, like a key.
             attributes.set_item("__str__", python.get_type::<PyException>().getattr("__str__")?)?;
             let gone = python.get_type::<PyType>().call1(("Gone", bases, attributes))?;
             Ok::<_, PyErr>(gone.cast_into::<PyType>()?.unbind())
@@ -160,7 +160,7 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("TraceError", python.get_type::<TraceError>())
 }
 
-/// Of the errors of Rust, those of which Python tells kinds apart.
+/// Rust errors with distinct Python exceptions.
 pub(crate) trait IntoPython {
     fn into_python(self) -> PyErr;
 }
@@ -198,12 +198,12 @@ impl IntoPython for rust::StepsInFlight {
     }
 }
 
-/// An argument that cannot be meant.
+/// Creates the exception for an invalid argument.
 pub(crate) fn bad_argument(message: impl Display) -> PyErr {
     PyValueError::new_err(message.to_string())
 }
 
-/// Does something that might panic. If it does, what it worked on is broken.
+/// Runs code that may panic. If it does, the object that it worked on is broken.
 pub(crate) fn unless_it_panics<R>(work: impl FnOnce() -> R) -> Result<R, PyErr> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);

@@ -1,4 +1,4 @@
-//! The feature store, a sample a call.
+//! The feature store, one sample per call.
 
 use numpy::PyArray1;
 use pyo3::prelude::*;
@@ -13,7 +13,7 @@ use crate::errors::{IntoPython, bad_argument, unless_it_panics};
 use crate::memory;
 use crate::store::{NativeStore, bad_setting, nothing};
 
-/// The feature store of `terrace_kv.FeatureStore`.
+/// Native part of `terrace_kv.FeatureStore`.
 #[pyclass(frozen, name = "FeatureStore", module = "terrace_kv._native")]
 pub(crate) struct NativeFeatures {
     features: FeatureStore,
@@ -26,7 +26,7 @@ impl NativeFeatures {
         Ok(self.features.clone())
     }
 
-    /// Lets the store use these arrays for a call.
+    /// Lends these arrays to the store for a call.
     fn lend(&self, python: Python<'_>, arrays: &[Bound<'_, PyArray1<u8>>]) -> PyResult<Lent> {
         let arenas: PyResult<Vec<Arena>> =
             arrays.iter().map(|array| memory::arena(array, 1)).collect();
@@ -38,14 +38,14 @@ impl NativeFeatures {
     }
 }
 
-/// Arrays that a call may use, as long as it lasts.
+/// Arrays that a call may use while it runs.
 struct Lent {
     arenas: Vec<Arena>,
     _registered: Vec<Registration>,
 }
 
 impl Lent {
-    /// The arrays as tensors, of which these are the specs.
+    /// Returns the arrays as tensors with these specs.
     fn tensors(&self, specs: Vec<TensorSpec>) -> Vec<Tensor> {
         let tensor = |(spec, arena): (TensorSpec, &Arena)| {
             Tensor::new(spec, arena.source(0).expect("nobody else knows it"))
@@ -56,7 +56,7 @@ impl Lent {
 
 #[pymethods]
 impl NativeFeatures {
-    /// Opens a feature store in `store`; `settings` are JSON.
+    /// Opens a feature store in `store`; `settings` is JSON.
     #[staticmethod]
     fn open(
         python: Python<'_>,
@@ -76,7 +76,7 @@ impl NativeFeatures {
         call(python, open, tell, then)
     }
 
-    /// Puts a sample of these tensors; answers its ref as JSON.
+    /// Puts a sample of these tensors; returns its ref as JSON.
     fn put(
         &self,
         python: Python<'_>,
@@ -97,7 +97,7 @@ impl NativeFeatures {
         call(python, put, json, then)
     }
 
-    /// Puts the sample whose ref was promised; `specs` are its tensors in the order of the arrays.
+    /// Puts the sample of a promised ref; `specs` are its tensors in the order of the arrays.
     fn keep(
         &self,
         python: Python<'_>,
@@ -118,7 +118,7 @@ impl NativeFeatures {
         call(python, keep, nothing, then)
     }
 
-    /// Reads a sample into these arrays, one for each tensor.
+    /// Reads a sample into these arrays, one per tensor.
     fn get_into(
         &self,
         python: Python<'_>,
@@ -138,7 +138,7 @@ impl NativeFeatures {
         call(python, get, nothing, then)
     }
 
-    /// Says that a sample is used up; answers what that came to.
+    /// Releases a sample; returns the result.
     fn release(
         &self,
         python: Python<'_>,
@@ -149,7 +149,7 @@ impl NativeFeatures {
         call(python, async move { features.release(reference).await }, json, then)
     }
 
-    /// Calls a sample off; answers how many generations of it there were.
+    /// Aborts a sample; returns the number of its generations.
     fn abort(
         &self,
         python: Python<'_>,
@@ -160,13 +160,13 @@ impl NativeFeatures {
         call(python, async move { features.abort(&sample).await }, json, then)
     }
 
-    /// Frees what is to be freed; answers how much that was.
+    /// Frees what is due; returns the amounts.
     fn gc(&self, python: Python<'_>, then: Option<Py<PyAny>>) -> PyResult<Py<PyAny>> {
         let features = self.ready()?;
         call(python, async move { features.gc().await }, json, then)
     }
 
-    /// Waits until nobody can want any sample of this producer any more.
+    /// Waits until all samples of this producer are consumed or expired.
     fn consumed(&self, python: Python<'_>, then: Option<Py<PyAny>>) -> PyResult<Py<PyAny>> {
         let features = self.ready()?;
         let consumed = async move {
@@ -182,18 +182,18 @@ impl NativeFeatures {
         call(python, async move { features.close().await }, nothing, then)
     }
 
-    /// The number of this producer.
+    /// Returns the number of this producer.
     fn owner(&self) -> PyResult<Option<u16>> {
         Ok(self.ready()?.owner())
     }
 
-    /// Counters and gauges, as JSON.
+    /// Returns counters and gauges, as JSON.
     fn stats(&self) -> PyResult<String> {
         serde_json::to_string(&self.ready()?.stats()).map_err(bad_argument)
     }
 }
 
-/// The ref of a sample that producer `owner` is about to put, as JSON.
+/// Returns the ref of a sample that producer `owner` will put, as JSON.
 #[pyfunction]
 pub(crate) fn promise_feature(
     store: &str,
@@ -214,7 +214,7 @@ fn reference_of(text: &str) -> PyResult<FeatureRef> {
         .map_err(|error| bad_argument(format_args!("this is not a ref: {error}")))
 }
 
-/// Tells a result as JSON.
+/// Converts a result to JSON.
 fn json<T: Serialize>(python: Python<'_>, done: Result<T, FeatureError>) -> PyResult<Py<PyAny>> {
     let text =
         serde_json::to_string(&done.map_err(IntoPython::into_python)?).map_err(bad_argument)?;

@@ -1,4 +1,4 @@
-//! What objects are called.
+//! Names of objects.
 
 use numpy::{PyReadonlyArray1, PyUntypedArrayMethods};
 use pyo3::prelude::*;
@@ -8,7 +8,7 @@ use terrace_cache::{Namespace, PageKey, Sequence, Token};
 use crate::errors::bad_argument;
 use crate::store::bad_setting;
 
-/// The digest of a namespace, whose fields come as JSON.
+/// Returns the digest of a namespace, whose fields are JSON.
 #[pyfunction]
 pub(crate) fn namespace_digest<'py>(
     python: Python<'py>,
@@ -18,7 +18,7 @@ pub(crate) fn namespace_digest<'py>(
     Ok(PyBytes::new(python, &namespace.digest().0.to_le_bytes()))
 }
 
-/// The keys of the whole pages of a prompt, side by side.
+/// Returns the concatenated keys of the whole pages of a prompt.
 #[pyfunction]
 pub(crate) fn page_keys<'py>(
     python: Python<'py>,

@@ -17,11 +17,11 @@ mod transfers;
 
 use pyo3::prelude::*;
 
-/// What `terrace_kv` is made of.
+/// Defines the native module of `terrace_kv`.
 ///
-/// It needs no interpreter's lock: objects that change are behind locks of their own, and `NativeLookups`, which has none, behind
+/// The module needs no GIL: objects that change are behind locks of their own, and `NativeLookups`, which has none, behind
 /// the lock of its Python object. While such a lock is held, no Python code runs and no thread is detached from the interpreter,
-/// so that a collection of garbage that stops all threads never waits for one that waits for a lock.
+/// so that a garbage collection that stops all threads never waits for a thread that waits for a lock.
 #[pymodule(gil_used = false)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("PLAN_HEAD_BYTES", plan_bytes::HEAD_BYTES)?;

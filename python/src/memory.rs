@@ -1,4 +1,4 @@
-//! Memory of Python's that stores read and write.
+//! Python memory that stores read and write.
 
 use std::ptr::NonNull;
 
@@ -9,7 +9,7 @@ use terrace_l3::{Arena, Registration, Source, Target};
 use crate::errors::{IntoPython, bad_argument};
 use parking_lot::Mutex;
 
-/// Pages in the memory of an array, which is kept as long as it is registered or in flight.
+/// Pages in the memory of an array, which is referenced while it is registered or in use.
 pub(crate) fn arena(array: &Bound<'_, PyArray1<u8>>, pages: u32) -> PyResult<Arena> {
     if !array.is_contiguous() {
         return Err(bad_argument("the array is not contiguous: use np.ascontiguousarray(...)"));
@@ -22,14 +22,14 @@ pub(crate) fn arena(array: &Bound<'_, PyArray1<u8>>, pages: u32) -> PyResult<Are
     }
     let base = NonNull::new(array.data()).ok_or_else(|| bad_argument("the array has no memory"))?;
     let owner: Box<Py<PyArray1<u8>>> = Box::new(array.clone().unbind());
-    // SAFETY: the array has so many bytes side by side, and stays where it is until the owner is dropped: NumPy does
-    // not move what others refer to. That its pages are left alone while a transfer uses them is asked of the caller
-    // in `terrace_kv.Memory`.
+    // SAFETY: the array has that many contiguous bytes, and stays in place until the owner is
+    // dropped: NumPy does not move memory that is referenced. `terrace_kv.Memory` requires the
+    // caller to leave pages alone while a transfer uses them.
     #[expect(unsafe_code, reason = "the memory is Python's")]
     Ok(unsafe { Arena::from_raw(base, pages, bytes / pages_, owner) })
 }
 
-/// Memory that a store may use, until it is closed.
+/// Memory that a store may use until it is closed.
 #[pyclass(frozen, module = "terrace_kv._native")]
 pub(crate) struct Memory {
     pub(crate) arena: Arena,
@@ -41,14 +41,14 @@ impl Memory {
         Self { arena, registration: Mutex::new(Some(registration)) }
     }
 
-    /// The pages of a batch that are to be stored.
+    /// Borrows the pages of a batch for reading.
     pub(crate) fn sources(&self, pages: &[u32], lengths: Option<&[u64]>) -> PyResult<Vec<Source>> {
         self.lend(pages, lengths, |page, length| {
             Ok(self.arena.source(page).map_err(IntoPython::into_python)?.first(length))
         })
     }
 
-    /// The pages of a batch that are to be filled.
+    /// Borrows the pages of a batch for writing.
     pub(crate) fn targets(&self, pages: &[u32], lengths: Option<&[u64]>) -> PyResult<Vec<Target>> {
         self.lend(pages, lengths, |page, length| {
             Ok(self.arena.target(page).map_err(IntoPython::into_python)?.first(length))
@@ -95,7 +95,7 @@ impl Memory {
     }
 
     fn close(&self) {
-        // Not under the lock: giving a registration back may take a while.
+        // Outside of the lock, because ending a registration may take a while.
         let registration = self.registration.lock().take();
         drop(registration);
     }

@@ -8,24 +8,24 @@ use terrace_scheduler::{
     CopyDirection, Decode, Ended, FailReason, L3Kind, Plan, Prefill, Scheduler, StateName,
 };
 
-/// Bytes of the head: the format, three words of the step, then how many entries each array has and where it
-/// begins, 32 bits each.
+/// Bytes of the header: the format, three words of the step, then the number of entries and the
+/// start of each array, 32 bits each.
 pub(crate) const HEAD_BYTES: usize = 32 + 8 * ARRAYS;
 const ARRAYS: usize = 16;
 
-/// The format, and that it is one.
+/// Magic number with the format version.
 const FORMAT: u64 = u64::from_le_bytes(*b"TERPLAN2");
 
-/// What is not there.
+/// A missing value.
 const NONE: u64 = u64::MAX;
 
 /// 32-bit words of an entry of each array.
 const ENTRY_WORDS: [usize; ARRAYS] = [10, 8, 2, 1, 1, 4, 1, 6, 1, 1, 8, 4, 1, 2, 2, 4];
 
-/// What is written of a plan, in its order.
+/// A plan to be written, with the layout of its arrays.
 pub(crate) struct PlanBytes<'a> {
     plan: &'a Plan,
-    /// Entries of each array, and its first byte.
+    /// Number of entries of each array, and its first byte.
     arrays: [(usize, usize); ARRAYS],
     bytes: usize,
 }
@@ -64,12 +64,12 @@ impl<'a> PlanBytes<'a> {
         Self { plan, arrays, bytes }
     }
 
-    /// How many bytes it takes.
+    /// Returns the number of bytes.
     pub(crate) fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Writes it to memory that is all zeros. The tokens that are computed are the scheduler's.
+    /// Writes the plan to zeroed memory. The tokens to compute come from the scheduler.
     pub(crate) fn write(&self, scheduler: &Scheduler, into: &mut [u8]) {
         let plan = self.plan;
         let mut out = Writer { rest: into.as_chunks_mut().0 };
@@ -102,7 +102,8 @@ impl<'a> PlanBytes<'a> {
         debug_assert!(out.rest.is_empty(), "all that there is room for");
     }
 
-    /// The tokens that the step computes, row by row; 0 where the step before is yet to produce one.
+    /// Writes the tokens that the step computes, row by row; 0 where the previous step has not
+    /// produced it yet.
     fn write_tokens(&self, scheduler: &Scheduler, out: &mut Writer<'_>) {
         for prefill in &self.plan.prefills {
             let tokens = scheduler.tokens(prefill.request).expect("whoever computes is alive");
@@ -115,7 +116,7 @@ impl<'a> PlanBytes<'a> {
         out.pad();
     }
 
-    /// Where they are.
+    /// Writes their positions.
     fn write_positions(&self, out: &mut Writer<'_>) {
         for prefill in &self.plan.prefills {
             out.entries((prefill.start..prefill.start + prefill.tokens).map(|place| [place]));
@@ -174,13 +175,13 @@ impl<'a> PlanBytes<'a> {
     }
 }
 
-/// What is still to be written, in 32-bit words.
+/// The rest of the output, in 32-bit words.
 struct Writer<'a> {
     rest: &'a mut [[u8; 4]],
 }
 
 impl Writer<'_> {
-    /// Writes entries of so many words.
+    /// Writes entries of `N` words.
     #[inline]
     fn entries<const N: usize>(&mut self, entries: impl Iterator<Item = [u32; N]>) {
         let mut written = 0;
@@ -191,7 +192,7 @@ impl Writer<'_> {
         self.rest = &mut take(&mut self.rest)[written..];
     }
 
-    /// Goes on at a multiple of 8 bytes; so the end is one, too.
+    /// Pads to a multiple of 8 bytes.
     fn pad(&mut self) {
         let is_odd = self.rest.len() % 2;
         self.rest = &mut take(&mut self.rest)[is_odd..];

@@ -1,5 +1,5 @@
-//! The prefix cache alone, for engines that have a scheduler of their own. Pages and pins stay here: Python has
-//! one object for each request, which owns them until it is closed, and knows pages by their numbers.
+//! The prefix cache alone, for engines with their own scheduler. Pages and pins stay here: Python
+//! has one object per request, which owns them until it is closed, and gets page numbers.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<HeldPages>()
 }
 
-/// The tokens of an array, or of a list. They must not be looked at while the thread is detached from the interpreter.
+/// Returns the tokens of an array or a list. They must not be read while the thread is detached from the interpreter.
 fn tokens_of<'a>(tokens: &'a Bound<'_, PyAny>) -> PyResult<Cow<'a, [Token]>> {
     let Ok(array) = tokens.cast::<PyArray1<Token>>() else {
         return Ok(Cow::Owned(tokens.extract()?));
@@ -40,11 +40,11 @@ fn tokens_of<'a>(tokens: &'a Bound<'_, PyAny>) -> PyResult<Cow<'a, [Token]>> {
     Ok(slice.map_or_else(|_| Cow::Owned(array.to_owned_array().to_vec()), Cow::Borrowed))
 }
 
-/// A cache that requests share with their pages. While it is locked no Python object is made: making one may
-/// collect garbage, and that may close another request's pages.
+/// A cache that requests share with their pages. No Python object is created while it is locked:
+/// that may collect garbage, which may close another request's pages.
 #[derive(Clone)]
 struct Shared {
-    /// Nothing once it has broken one of its own rules.
+    /// None after a broken invariant.
     cache: Arc<Mutex<Option<Cache>>>,
 }
 
@@ -68,7 +68,7 @@ impl Shared {
 pub(crate) struct PrefixCache {
     shared: Shared,
     namespace: Namespace,
-    /// Its digest: hashing it anew for each request takes as long as a hundred tokens.
+    /// Digest, cached: hashing it for each request would take as long as a hundred tokens.
     digest: PageKey,
 }
 
@@ -78,7 +78,7 @@ impl PrefixCache {
             ("", "") => self.digest,
             _ => self.namespace.digest_with(adapter, salt),
         };
-        // A million tokens take about a millisecond: no need to let others have the interpreter's lock meanwhile.
+        // A million tokens take about a millisecond, so the GIL is not released.
         Ok(Sequence::copied(root, self.namespace.page_size, &tokens_of(prompt)?))
     }
 
@@ -177,7 +177,7 @@ impl PrefixCache {
     }
 }
 
-/// What a request holds: pages that the tree has, then pages of its own.
+/// The pages of a request: those in the tree, then its own.
 struct Holding {
     sequence: Sequence,
     path: DevicePin,
@@ -186,7 +186,7 @@ struct Holding {
 }
 
 impl Holding {
-    /// Makes room for so many tokens in all, or changes nothing.
+    /// Allocates space for `tokens` tokens in total, or changes nothing.
     fn reserve(&mut self, cache: &mut Cache, tokens: usize) -> PyResult<()> {
         let held = self.path.depth() as usize + self.tail.len();
         let missing = tokens.div_ceil(self.sequence.page_size() as usize).saturating_sub(held);
@@ -247,7 +247,7 @@ pub(crate) struct HeldPages {
     /// The number of pages that were found in the cache.
     #[pyo3(get)]
     found_pages: u32,
-    /// Nothing once it is closed.
+    /// None once it is closed.
     holding: Mutex<Option<Holding>>,
 }
 
@@ -318,7 +318,7 @@ impl HeldPages {
 
 impl Drop for HeldPages {
     fn drop(&mut self) {
-        // Nobody is there to be told that the cache is broken.
+        // The error cannot be reported here.
         let _ = self.close();
     }
 }

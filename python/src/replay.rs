@@ -1,4 +1,4 @@
-//! Replay: traces, and what they would do on a configuration.
+//! Replay: traces, and their simulation on a configuration.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -20,17 +20,17 @@ use terrace_replay::{
 use crate::errors::{ConfigError, IntoPython, TraceError, bad_argument, broken, unless_it_panics};
 use crate::scheduler::json;
 
-/// How often whoever waits for a replay looks for signals.
+/// Interval at which a waiting thread checks for signals.
 const TICK: Duration = Duration::from_millis(50);
 
-/// More threads than this are not asked for on purpose.
+/// Upper bound of threads, as a sanity check.
 const THREADS_MAX: usize = 1024;
 
-/// The trace of `terrace_kv.Trace`.
+/// Native part of `terrace_kv.Trace`.
 #[pyclass(frozen, name = "Trace", module = "terrace_kv._native")]
 pub(crate) struct NativeTrace {
     trace: Trace,
-    /// How many lines were skipped, and what is wrong with the first few.
+    /// Number of skipped lines, and the messages of the first few.
     skipped: (u64, Vec<String>),
 }
 
@@ -40,7 +40,7 @@ impl From<Trace> for NativeTrace {
     }
 }
 
-/// The format of a name.
+/// Returns the format of a name.
 fn format_named(name: &str) -> PyResult<Format> {
     let found = Format::ALL.into_iter().find(|(other, _)| *other == name);
     found.map(|(_, format)| format).ok_or_else(|| {
@@ -113,7 +113,8 @@ impl NativeTrace {
         trace.map(Self::from).map_err(|error| TraceError::new_err(error.to_string()))
     }
 
-    /// A trace of requests whose prompts have `blocks[n]` blocks each, with these ids one after the other.
+    /// Creates a trace of requests whose prompts have `blocks[n]` blocks each, with concatenated
+    /// ids.
     #[staticmethod]
     fn of_blocks(
         arrival_us: PyReadonlyArray1<'_, u64>,
@@ -151,7 +152,7 @@ impl NativeTrace {
         Ok(builder.finish().into())
     }
 
-    /// One request a line, as JSON.
+    /// Returns one request per line, as JSON.
     fn lines<'py>(&self, python: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let mut lines = Vec::new();
         python.detach(|| self.trace.write(&mut lines))?;
@@ -170,7 +171,7 @@ impl NativeTrace {
         self.skipped.clone()
     }
 
-    /// When requests come, in microseconds, and the tokens of their prompts and answers.
+    /// Returns arrival times in microseconds, and the tokens of prompts and answers.
     fn columns<'py>(&self, python: Python<'py>) -> (Column<'py>, Column<'py>, Column<'py>) {
         let column = |of: fn(&TraceRequest) -> i64| {
             let values: Vec<i64> = self.trace.requests().iter().map(of).collect();
@@ -183,7 +184,8 @@ impl NativeTrace {
         )
     }
 
-    /// Tokens of all prompts, what could be reused of them in this order and in any, and of each request.
+    /// Returns the tokens of all prompts, the reusable tokens in this order and in any order, and
+    /// those of each request.
     fn ceiling<'py>(
         &self,
         python: Python<'py>,
@@ -196,7 +198,7 @@ impl NativeTrace {
         Ok((ceiling.prompt_tokens, ceiling.reusable_tokens, ceiling.any_order_tokens, by_request))
     }
 
-    /// What is in it, as JSON.
+    /// Returns a description, as JSON.
     fn describe(&self, python: Python<'_>, page_size: u32) -> PyResult<String> {
         check_page_size(page_size)?;
         json(&python.detach(|| self.trace.describe(page_size)))
@@ -209,7 +211,7 @@ fn check_page_size(tokens: u32) -> PyResult<()> {
         .map_err(|limits| ConfigError::new_err(format!("page_size {tokens}: {limits}")))
 }
 
-/// The costs that fit measured steps best, as JSON.
+/// Fits costs to measured steps, as JSON.
 #[pyfunction]
 pub(crate) fn fit_costs(measurements: &str) -> PyResult<String> {
     json(&fit(measurements)?)
@@ -220,7 +222,7 @@ fn fit(measurements: &str) -> PyResult<Fit> {
     fit.map_err(IntoPython::into_python)
 }
 
-/// Replays a trace: the report, as JSON.
+/// Replays a trace; returns the report as JSON.
 #[pyfunction]
 pub(crate) fn replay(
     python: Python<'_>,
@@ -235,7 +237,8 @@ pub(crate) fn replay(
     json(&report.map_err(IntoPython::into_python)?)
 }
 
-/// Replays a trace on every combination: what came of it, as JSON. `progress` is told how many are done.
+/// Replays a trace on every combination; returns the results as JSON. `progress` is called with the
+/// number of completed replays.
 #[pyfunction]
 pub(crate) fn sweep(
     python: Python<'_>,
@@ -290,8 +293,8 @@ fn options(settings: Vec<(String, String)>, measurements: Option<&str>) -> PyRes
     Ok(options)
 }
 
-/// Works on a thread of its own, without the interpreter's lock. This one does `meanwhile` now and then, with
-/// the lock: signals are answered by the thread that Python expects to. If that fails, the work is stopped.
+/// Runs work on a separate thread without the GIL. This thread calls `meanwhile` repeatedly with
+/// the GIL, because Python handles signals on its main thread. If that fails, the work is stopped.
 fn interruptible<R: Send>(
     python: Python<'_>,
     stop: &AtomicBool,

@@ -1,4 +1,4 @@
-//! The scheduler, one call a step.
+//! The scheduler, one call per step.
 
 use std::sync::Arc;
 
@@ -15,25 +15,25 @@ use terrace_scheduler::{
 use crate::errors::{ConfigError, IntoPython, bad_argument, broken, unless_it_panics};
 use crate::plan_bytes::PlanBytes;
 
-/// Prompts of so many tokens are hashed without the interpreter's lock. All else that a scheduler does takes
-/// microseconds: giving the lock away and waiting for it would take longer.
+/// Prompts from this length on are hashed without the GIL. All other calls take microseconds, less
+/// than releasing and reacquiring it.
 const LONG_PROMPT: usize = 4096;
 
-/// A scheduler, and the memory that its plans and events are written in before they are told.
+/// A scheduler, and buffers for its plans and events.
 struct Inner {
     scheduler: Scheduler,
     plan: Plan,
     events: KvEvents,
 }
 
-/// The scheduler of `terrace_kv.Scheduler`.
+/// Native part of `terrace_kv.Scheduler`.
 #[pyclass(frozen, name = "Scheduler", module = "terrace_kv._native")]
 pub(crate) struct NativeScheduler {
-    /// Nothing once it has broken one of its own rules.
+    /// None after a broken invariant.
     inner: Arc<Mutex<Option<Inner>>>,
 }
 
-/// What most requests do not ask for.
+/// Optional properties of a request.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Wishes {
@@ -46,7 +46,7 @@ struct Wishes {
 }
 
 impl NativeScheduler {
-    /// Does something with the scheduler.
+    /// Runs a function with the scheduler.
     fn with<R>(&self, work: impl FnOnce(&mut Inner) -> PyResult<R>) -> PyResult<R> {
         let mut guard = self.inner.lock();
         let Some(inner) = guard.as_mut() else {
@@ -78,7 +78,7 @@ impl NativeScheduler {
         Ok(Self { inner: Arc::new(Mutex::new(Some(inner))) })
     }
 
-    /// The settings that are in force, as JSON.
+    /// Returns the settings in force, as JSON.
     fn config(&self) -> PyResult<String> {
         self.with(|inner| json(inner.scheduler.config()))
     }
@@ -130,7 +130,7 @@ impl NativeScheduler {
         })
     }
 
-    /// The next plan, as bytes.
+    /// Returns the next plan, as bytes.
     fn plan<'py>(&self, python: Python<'py>, now: u64) -> PyResult<Bound<'py, PyByteArray>> {
         self.with(|inner| {
             inner.scheduler.plan_into(Time(now), &mut inner.plan);
@@ -142,7 +142,7 @@ impl NativeScheduler {
         })
     }
 
-    /// The results of a step. Without `counts` each request has one token.
+    /// Reports the results of a step. Without `counts` each request has one token.
     #[pyo3(signature = (now, step, requests, tokens, counts, finished, failed))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn step_done(
@@ -193,7 +193,8 @@ impl NativeScheduler {
         self.advance(now, Event::StepFailed { step: StepId(step) })
     }
 
-    /// What came of an operation on a rank. `pages` goes with the outcomes that tell how far it came.
+    /// Reports the outcome of an operation on a rank. `pages` belongs to outcomes with partial
+    /// progress.
     fn operation(&self, now: u64, op: u64, rank: u32, outcome: &str, pages: u32) -> PyResult<()> {
         let outcome = match outcome {
             "done" => Outcome::Done,
@@ -214,17 +215,17 @@ impl NativeScheduler {
         self.advance(now, Event::Operation { op: OpId(op), rank, outcome })
     }
 
-    /// When a plan is to be asked for even if nothing happens.
+    /// Returns the time at which a plan must be requested even without an event.
     fn deadline(&self) -> PyResult<Option<u64>> {
         self.with(|inner| Ok(inner.scheduler.deadline().map(|time| time.0)))
     }
 
-    /// The counters, as JSON.
+    /// Returns the counters, as JSON.
     fn stats(&self) -> PyResult<String> {
         self.with(|inner| json(&inner.scheduler.stats()))
     }
 
-    /// The tokens of a request so far, as bytes.
+    /// Returns the tokens of a request so far, as bytes.
     fn tokens<'py>(
         &self,
         python: Python<'py>,
@@ -248,7 +249,7 @@ impl NativeScheduler {
         })
     }
 
-    /// Tokens of a request that device, host and L3 had.
+    /// Returns the hits of a request on device, host and L3, in tokens.
     fn hits(&self, id: u64) -> PyResult<Option<(u32, u32, u32)>> {
         self.with(|inner| {
             let hits = inner.scheduler.hits(RequestId(id));
@@ -256,7 +257,7 @@ impl NativeScheduler {
         })
     }
 
-    /// Pages of a prompt that device and host have.
+    /// Returns the pages of a prompt on device and host.
     fn cached(
         &self,
         prompt: PyReadonlyArray1<'_, Token>,
@@ -270,12 +271,12 @@ impl NativeScheduler {
         })
     }
 
-    /// The name of an adapter that a plan tells by number.
+    /// Returns the name of an adapter, given its number in plans.
     fn adapter(&self, adapter: u32) -> PyResult<Option<String>> {
         self.with(|inner| Ok(inner.scheduler.adapter(AdapterId(adapter)).map(str::to_owned)))
     }
 
-    /// The digest of a namespace.
+    /// Returns the digest of a namespace.
     fn namespace<'py>(
         &self,
         python: Python<'py>,
@@ -292,7 +293,7 @@ impl NativeScheduler {
         })
     }
 
-    /// Forgets what nothing holds: pages of device and host that came free.
+    /// Evicts unused pages, and returns their numbers on device and host.
     fn clear_cache(&self) -> PyResult<(usize, usize)> {
         self.with(|inner| {
             let freed = inner.scheduler.clear_cache();
@@ -300,8 +301,8 @@ impl NativeScheduler {
         })
     }
 
-    /// The KV events since the last call, or everything that is held: whether it is the latter, the numbers
-    /// of the first and of what follows the last, and the events.
+    /// Returns the KV events since the last call, or a snapshot: whether it is a snapshot, the
+    /// numbers of its first and next event, and the events.
     fn kv_events<'py>(
         &self,
         python: Python<'py>,
@@ -322,8 +323,8 @@ impl NativeScheduler {
     }
 }
 
-/// Adds an event: its kind, its tier, the digest of its namespace, the key before its pages, their keys, their
-/// tokens, and what else stands on some of them.
+/// Appends an event: its kind, its tier, the digest of its namespace, the key before its pages,
+/// their keys, their tokens, and the contents of some of them.
 fn tell(python: Python<'_>, event: &KvEvent<'_>, told: &Bound<'_, PyList>) -> PyResult<()> {
     match event {
         KvEvent::Stored { tier, namespace, parent, keys, tokens, contents } => {

@@ -1,4 +1,4 @@
-//! The stores of L3, a batch a call.
+//! The stores of L3, one batch per call.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,32 +27,32 @@ use crate::calls::{Process, call, runtime};
 use crate::errors::{ConfigError, IntoPython, bad_argument, unless_it_panics};
 use crate::memory::{self, Memory};
 
-/// How long a node, or a master, that does not answer is waited for when a store is opened.
+/// Longest wait for a node or a master when a store is opened.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A store of `terrace_kv.Store`.
+/// Native part of `terrace_kv.Store`.
 #[pyclass(frozen, name = "Store", module = "terrace_kv._native")]
 pub(crate) struct NativeStore {
     pub(crate) store: Arc<dyn Store>,
     process: Process,
 }
 
-/// What can be said about every store.
+/// Settings of every store.
 #[derive(Deserialize)]
 struct Common {
     #[serde(default)]
     capacity_bytes: u64,
     #[serde(default)]
     object_bytes_max: usize,
-    /// Memory over a store on disk.
+    /// Memory cache on top of a disk store.
     #[serde(default)]
     memory_bytes: u64,
-    /// Whether that memory takes objects before the disk has them.
+    /// True if the memory cache accepts objects before they are on disk.
     #[serde(default)]
     write_behind: bool,
     #[serde(default)]
     for_features: bool,
-    /// The folder of a store on disk has one store for each size of objects, which keep to `capacity_bytes` together.
+    /// Uses one store per object size in the folder; they share `capacity_bytes`.
     #[serde(default)]
     for_engines: bool,
     guard: Option<GuardConfig>,
@@ -60,14 +60,14 @@ struct Common {
     others: Map<String, Value>,
 }
 
-/// What can be said about a folder for engines.
+/// Settings of a folder for engines.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct FolderSettings {
     reserve_bytes: Option<u64>,
 }
 
-/// What can be said about nodes.
+/// Settings of nodes.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct NodesSettings {
@@ -80,7 +80,7 @@ struct NodesSettings {
     put_timeout_ms: Option<u64>,
 }
 
-/// One result for each object: what it came to, and the errors by their place.
+/// One result code per object, and the errors by index.
 type Told = (Py<PyBytes>, Vec<(usize, PyErr)>);
 
 impl NativeStore {
@@ -92,7 +92,7 @@ impl NativeStore {
 
 #[pymethods]
 impl NativeStore {
-    /// Opens the store at `place`; `settings` are JSON.
+    /// Opens the store at `place`; `settings` is JSON.
     #[new]
     fn open(python: Python<'_>, place: &str, settings: &str) -> PyResult<Self> {
         let settings: Common = serde_json::from_str(settings).map_err(bad_setting)?;
@@ -109,7 +109,7 @@ impl NativeStore {
         Ok(Self { store, process: Process::this() })
     }
 
-    /// Lets the store use an array as so many pages.
+    /// Registers an array with the store, divided into pages.
     fn register(
         &self,
         python: Python<'_>,
@@ -229,13 +229,14 @@ impl NativeStore {
         call(python, async move { store.shutdown().await }, nothing, then)
     }
 
-    /// Counters and gauges, as JSON.
+    /// Returns counters and gauges, as JSON.
     fn stats(&self) -> PyResult<String> {
         serde_json::to_string(&self.ready()?.stats()).map_err(bad_argument)
     }
 }
 
-/// The objects of a batch: the digest of their namespace, their keys side by side, and their generations.
+/// The objects of a batch: the digest of their namespace, their concatenated keys, and their
+/// generations.
 #[derive(FromPyObject)]
 pub(crate) struct Objects<'py>(
     Bound<'py, PyBytes>,
@@ -264,7 +265,7 @@ impl Objects<'_> {
     }
 }
 
-/// The pages of a batch and how much of each is meant, if there is one for each object.
+/// Returns the pages of a batch with their lengths, if there is one per object.
 fn batch<'a>(
     ids: &[ObjectId],
     pages: &'a PyReadonlyArray1<'_, u32>,
@@ -311,7 +312,7 @@ fn place_code(place: Place) -> u8 {
     }
 }
 
-/// `soft`, or the name of the owner of a hard pin.
+/// Parses `soft`, or the owner of a hard pin.
 fn pin_of(text: &str) -> PyResult<Pin> {
     match text.split_once(':') {
         None if text == "soft" => Ok(Pin::Soft),
@@ -385,7 +386,7 @@ fn open(place: &str, settings: Common) -> PyResult<Arc<dyn Store>> {
     )))
 }
 
-/// Opens the store of a folder that has objects of just this size.
+/// Opens the store in a folder for objects of exactly this size.
 fn open_folder(
     folder: &str,
     limit_bytes: u64,
@@ -393,7 +394,7 @@ fn open_folder(
     settings: FolderSettings,
 ) -> PyResult<DiskStore> {
     let path = PathBuf::from(folder);
-    // Where the system does not tell how large it is, it does not tell what is free either.
+    // A system that does not report the file system's size does not report free space either.
     let usual = || usual_reserve_bytes(&path).unwrap_or(0);
     let reserve_bytes = settings.reserve_bytes.unwrap_or_else(usual);
     let folder = StoreFolder { path, limit_bytes, reserve_bytes };
@@ -413,7 +414,7 @@ fn open_folder(
     })
 }
 
-/// The URL of a bucket, if that is what is meant.
+/// Returns the URL of a bucket, if `place` is one.
 fn bucket_url(place: &str) -> Option<&str> {
     place.strip_prefix("bucket:").or(is_cloud(place).then_some(place))
 }
@@ -422,7 +423,7 @@ fn is_cloud(place: &str) -> bool {
     ["s3://", "gs://", "az://"].iter().any(|cloud| place.starts_with(cloud))
 }
 
-/// The error for a part of the package that this build leaves out, and how to get it.
+/// Creates the error for a feature that this build lacks, with the remedy.
 fn not_built(what: &str, feature: &str, instead: &str) -> PyErr {
     ConfigError::new_err(format!(
         "this build of terrace_kv has no {what}: from a checkout of Terrace, install it with `pip install ./python \
@@ -457,7 +458,7 @@ fn open_nodes(nodes: &str, settings: NodesSettings) -> PyResult<NodesStore> {
     Ok(store)
 }
 
-/// Settings over defaults.
+/// Applies settings over defaults.
 fn with<C: Serialize + DeserializeOwned>(defaults: C, settings: Map<String, Value>) -> PyResult<C> {
     let Value::Object(mut all) = serde_json::to_value(defaults).map_err(bad_setting)? else {
         unreachable!("settings have names")

@@ -1,8 +1,8 @@
-//! Transfers for engines that a store is plugged into: jobs that never block who submits them, and whose end is noted
-//! without the interpreter's lock.
+//! Transfers for engine adapters: jobs that never block their submitter, and whose end is recorded
+//! without the GIL.
 //!
-//! A job is over when the store has let go of all its memory, however it went: engines use memory again as soon as
-//! they are told of a job's end, and a store that comes late must not touch it then.
+//! A job ends when the store has released all its memory, whatever the result: engines reuse memory
+//! as soon as the end is reported, and a late store must not touch it then.
 
 mod batch;
 mod board;
@@ -29,26 +29,26 @@ use crate::store::NativeStore;
 pub(crate) use self::figures::BUCKETS;
 pub(crate) use self::lookups::NativeLookups;
 
-/// Transfers of `terrace_kv.transfers.Transfers`.
+/// Native part of `terrace_kv.transfers.Transfers`.
 #[pyclass(frozen, name = "Transfers", module = "terrace_kv._native")]
 pub(crate) struct NativeTransfers {
-    /// None when it was let go of.
+    /// None once it is closed.
     store: RwLock<Option<Arc<dyn Store>>>,
     process: Process,
     namespace: RwLock<PageKey>,
     board: Arc<Board>,
-    /// By their numbers; none where one was given back.
+    /// Regions by number; none for unregistered ones.
     regions: RwLock<Vec<Option<Region>>>,
 }
 
-/// Memory of the engine's that was registered once, as pages.
+/// Registered memory of the engine, divided into pages.
 struct Region {
     arena: Arena,
     registration: Registration,
 }
 
-/// A job as Python is told of it: its number, what it did, a code for each key, bytes, seconds, and what the first
-/// error says.
+/// The result of a job for Python: its number, its kind, a code per key, bytes, seconds, and the
+/// message of the first error.
 type Told = (u64, &'static str, Py<PyBytes>, u64, f64, Option<String>);
 
 #[pymethods]
@@ -69,7 +69,8 @@ impl NativeTransfers {
         *self.namespace.write() = PageKey(u128::from_le_bytes(namespace));
     }
 
-    /// Registers `bytes` at `address` as pages; `owner` is kept as long as they may be touched.
+    /// Registers `bytes` at `address`, divided into pages; `owner` is referenced while they may be
+    /// accessed.
     fn register(
         &self,
         python: Python<'_>,
@@ -87,19 +88,19 @@ impl NativeTransfers {
         Ok(regions.len() - 1)
     }
 
-    /// Takes a region back from the store.
+    /// Unregisters a region.
     fn unregister(&self, python: Python<'_>, region: usize) -> PyResult<()> {
         let taken = self.regions.write().get_mut(region).and_then(Option::take);
         let taken = taken.ok_or_else(|| bad_argument("there is no such region"))?;
         let Region { arena, registration } = taken;
-        // Giving it back may take a while.
+        // Unregistering may take a while.
         python.detach(|| drop(registration));
-        // The memory's owner is Python's, and goes at once if no job has any of it.
+        // The owner is a Python object, and is released at once if no job uses the memory.
         drop(arena);
         Ok(())
     }
 
-    /// Stores memory, and gives the job's number; or, with `wait`, what came of it.
+    /// Stores memory, and returns the number of the job; with `wait`, its result.
     fn put(
         &self,
         python: Python<'_>,
@@ -126,7 +127,7 @@ impl NativeTransfers {
         self.start(python, Work::Get { keys, batch }, wait)
     }
 
-    /// Asks which objects could be had. Unless `parts` is 0, each key has so many objects.
+    /// Looks up objects. Unless `parts` is 0, each key stands for that many objects.
     fn exists(
         &self,
         python: Python<'_>,
@@ -140,7 +141,7 @@ impl NativeTransfers {
         self.start(python, Work::Exists { keys: Keys::of(keys)?, parts, options }, wait)
     }
 
-    /// Has objects counted as used. Nothing is told of it.
+    /// Marks objects as recently used; has no result.
     fn touch(&self, keys: &Bound<'_, PyAny>, parts: u32) -> PyResult<()> {
         let store = self.store()?;
         let options = ExistsOptions { prefetch_to_memory: false, lease: true };
@@ -151,7 +152,7 @@ impl NativeTransfers {
         Ok(())
     }
 
-    /// Removes objects, whoever has leased them.
+    /// Removes objects, whether leased or not.
     fn remove(
         &self,
         python: Python<'_>,
@@ -161,27 +162,27 @@ impl NativeTransfers {
         self.start(python, Work::Remove { keys: Keys::of(keys)? }, wait)
     }
 
-    /// The jobs that have ended and were not told yet.
+    /// Returns the ended jobs that were not returned yet.
     fn drain(&self, python: Python<'_>) -> Vec<Told> {
         self.board.take().into_iter().map(|ended| told(python, ended)).collect()
     }
 
-    /// Waits until no job is under way, or for so many seconds; and whether none is.
+    /// Waits until no job is in flight, for at most `seconds`; returns whether none is.
     fn wait_idle(&self, python: Python<'_>, seconds: Option<f64>) -> PyResult<bool> {
         self.board.wait_idle(python, seconds)
     }
 
-    /// How many jobs are under way.
+    /// Returns the number of jobs in flight.
     fn pending(&self) -> u64 {
         self.board.pending()
     }
 
-    /// A descriptor that is readable while there are jobs to drain.
+    /// Returns a descriptor that is readable while there are jobs to drain.
     fn event_fd(&self) -> PyResult<i32> {
         self.board.event_fd()
     }
 
-    /// Lets go of the store and of all regions that no job uses.
+    /// Releases the store, and all regions that no job uses.
     fn close(&self, python: Python<'_>) {
         let store = self.store.write().take();
         let regions = std::mem::take(&mut *self.regions.write());
@@ -191,7 +192,7 @@ impl NativeTransfers {
         drop(arenas);
     }
 
-    /// What was done since the start, as JSON.
+    /// Returns statistics since the start, as JSON.
     fn stats(&self) -> PyResult<String> {
         serde_json::to_string(&self.board.figures()).map_err(bad_argument)
     }
@@ -222,7 +223,7 @@ impl NativeTransfers {
         }
     }
 
-    /// Has the store answer a question, which hears of it before the job has ended.
+    /// Sends a question to the store. Its answers are recorded before the job ends.
     fn ask(&self, question: Question, options: ExistsOptions) -> PyResult<()> {
         let store = self.store()?;
         let job = self.board.begin(Kind::Exists, question.keys.len(), true);

@@ -160,7 +160,8 @@ class Forged(FeatureError):
 
 _Objects = tuple[bytes, npt.NDArray[np.uint8], npt.NDArray[np.uint64] | None]
 
-# What takes time answers at once with None if it is told whom to call when it is done, with a value or an exception.
+# Long calls return None at once if they get a callback, which is called with a value or an
+# exception.
 
 @final
 class Store:

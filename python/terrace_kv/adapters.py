@@ -16,7 +16,8 @@ from .store import Store
 DISK_CAPACITY = "64GiB"
 MEMORY_CAPACITY = "4GiB"
 
-# Engines wait for lookups in the next step and not in this one, and ask for pieces of up to 16 MiB at a time.
+# Engines wait for lookups in the next step and not in this one, and request pieces of up to 16 MiB
+# at a time.
 GUARD = {
     "exists_timeout_ms": 500,
     "get_timeout_ms": 3_000,
@@ -123,7 +124,7 @@ class SharedStore:
                 return
             self._opened.pop(self._name, None)
             self.store.close()
-            # Its files are closed when nobody has it any more.
+            # Its files are closed with the last reference.
             del self.store
 
 

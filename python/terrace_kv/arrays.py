@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 Bytes = npt.NDArray[np.uint8]
 
-# What types are called in refs, as in safetensors files, and by PyTorch and NumPy; those from BF16 on NumPy has with
-# ``ml_dtypes`` alone.
+# Names of types in refs (as in safetensors files), in PyTorch and in NumPy. NumPy has those from
+# BF16 on only with ``ml_dtypes``.
 _NUMPY = {
     "BOOL": "bool",
     "U8": "uint8",
@@ -41,12 +41,12 @@ _SIZES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def is_torch(array: object) -> bool:
-    """Whether it is a tensor of PyTorch's, which is not imported to find out."""
+    """Whether it is a PyTorch tensor, without importing PyTorch."""
     return any(base.__module__ == "torch" and base.__name__ == "Tensor" for base in type(array).__mro__)
 
 
 def as_bytes(array: Any, *, writable: bool = False) -> Bytes:
-    """The bytes of an array, without a copy; the array is kept as long as they are."""
+    """The bytes of an array, without a copy; they keep the array alive."""
     if is_torch(array):
         if array.device.type != "cpu":
             raise TypeError(f"this tensor is on {array.device}: use a tensor on the host")
@@ -70,7 +70,7 @@ def as_bytes(array: Any, *, writable: bool = False) -> Bytes:
 
 
 def kind_of(array: Any) -> tuple[str, list[int]]:
-    """What refs call its type, and its shape."""
+    """The type of an array, as named in refs, and its shape."""
     dtype = str(array.dtype).removeprefix("torch.")
     if dtype not in _NAMES:
         raise TypeError(f"tensors of {dtype} cannot be stored: convert them, or store their bytes")
@@ -78,7 +78,7 @@ def kind_of(array: Any) -> tuple[str, list[int]]:
 
 
 def empty_numpy(dtype: str, shape: list[int]) -> npt.NDArray[Any]:
-    """Memory for such a tensor."""
+    """Uninitialised memory for such a tensor."""
     name = _NUMPY.get(dtype)
     try:
         return np.empty(shape, np.dtype(name))
@@ -95,7 +95,7 @@ def empty_numpy(dtype: str, shape: list[int]) -> npt.NDArray[Any]:
 
 
 def empty_torch(dtype: str, shape: list[int], *, pin: bool = False) -> torch.Tensor:
-    """Memory for such a tensor, pinned or not."""
+    """Uninitialised memory for such a tensor, pinned or not."""
     import torch
 
     known = getattr(torch, _NUMPY.get(dtype, ""), None)
@@ -105,7 +105,7 @@ def empty_torch(dtype: str, shape: list[int], *, pin: bool = False) -> torch.Ten
 
 
 def on_host(array: Any) -> Any:
-    """A tensor as it is, or what it holds in memory of the host, pinned, if it is on a device."""
+    """The tensor itself, or a pinned copy on the host if it is on a device."""
     if not is_torch(array):
         return np.ascontiguousarray(array)
     if array.device.type == "cpu":
@@ -119,7 +119,8 @@ def on_host(array: Any) -> Any:
 
 
 class Staging:
-    """Pinned memory of the host that the pages of a tensor on a GPU pass through, on their way to and from a store."""
+    """Pinned host memory that the pages of a GPU tensor pass through on their way to and from a
+    store."""
 
     def __init__(self, tensor: torch.Tensor, pages: int) -> None:
         import torch
@@ -131,10 +132,10 @@ class Staging:
             raise ValueError(f"{len(flat)} bytes cannot be {pages} pages of one size")
         self._pages = flat.reshape(pages, -1)
         self.host = torch.empty(self._pages.shape, dtype=torch.uint8, pin_memory=True)
-        """As many pages on the host."""
+        """The staging pages."""
 
     def fetch(self, pages: npt.NDArray[np.uint32]) -> None:
-        """Copies pages from the GPU, after what its current stream has begun."""
+        """Copies pages from the GPU, after the work queued on its current stream."""
         self._copy(self.host, self._pages, pages)
 
     def bring(self, pages: npt.NDArray[np.uint32]) -> None:

@@ -1,4 +1,4 @@
-"""Calls that are waited for by the event loop."""
+"""Awaitable calls for asyncio."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ Then = Callable[[Any, BaseException | None], None]
 
 
 async def awaited(start: Callable[[Then], object]) -> Any:
-    """Starts a call that tells its end from another thread, and waits for it here."""
-    # Not before it is needed: it takes longer to import than all else here.
+    """Starts a call that reports its end from another thread, and awaits it."""
+    # Imported late, because it takes longer than all other imports here.
     import asyncio
 
     loop = asyncio.get_running_loop()

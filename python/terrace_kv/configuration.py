@@ -24,16 +24,16 @@ from .namespaces import canonical, digest_of_file, weights_of
 logger = logging.getLogger(__name__)
 
 LeftOut = Mapping[str, Mapping[str, str]]
-"""By class and field: why the field is not part of the namespace."""
+"""Reasons why fields are not part of the namespace, by class and field."""
 
-# Libraries whose kernels compute KV, or which decide how.
+# Libraries whose kernels compute KV, or which select kernels.
 _LIBRARIES = (
     "aiter", "amd-aiter", "bitsandbytes", "compressed-tensors", "deep-gemm", "flash-attn", "flash-attn-4", "flash-linear-attention",
     "flashinfer-python", "mamba-ssm", "sgl-kernel", "sglang-kernel", "transformers", "triton", "xformers",
 )  # fmt: skip
 # Longer strings are not paths.
 _PATH_MAX = 4096
-# Fields of a model's configuration that say where it was read from, and by what.
+# Fields of a model's configuration that describe its origin.
 _ORIGIN = ("_name_or_path", "transformers_version")
 
 
@@ -78,14 +78,14 @@ def libraries() -> dict[str, str]:
 
 
 class _Plain:
-    """Values as what JSON can say."""
+    """Converts values to JSON types."""
 
     def __init__(self, left_out: LeftOut, unnamed: list[str]) -> None:
         self._left_out = left_out
         self._unnamed = unnamed
 
     def of(self, value: Any, place: str, around: tuple[int, ...]) -> Any:
-        """A value at a place of the configuration, inside of the values ``around``."""
+        """Converts a value at a place of the configuration, nested in the values ``around``."""
         if isinstance(value, Enum):
             return f"{type(value).__name__}.{value.name}"
         if value is None or isinstance(value, bool | int | float):
@@ -141,7 +141,7 @@ def fields_of(kind: type) -> list[str] | None:
 
 
 def _text(value: str) -> str:
-    """A string; what it names if it is a path."""
+    """Converts a string; a path becomes a digest of its content."""
     if not value or len(value) > _PATH_MAX or "\0" in value or "\n" in value:
         return value
     try:

@@ -31,9 +31,9 @@ class WriterStatus:
     backlog_bytes: int = 0
     """Bytes that were submitted and are not in the store yet."""
     backlog_samples: int = 0
-    """And of how many samples."""
+    """Number of their samples."""
     resident_bytes: int = 0
-    """What samples that are in the store, or being put, and were not consumed yet take of the store."""
+    """Bytes of the store taken by samples that are stored or being put, and not consumed yet."""
     error: str | None = None
     """Why the store fails, or None."""
     owner: int | None = None
@@ -99,7 +99,7 @@ class FeatureWriter:
         start.append((lambda: self._collect(gc_s), "gc"))
         self._threads = threads
         for run, name in start:
-            # Daemons: a store that hangs must not keep the process.
+            # Daemon threads: a store that hangs must not keep the process alive.
             threading.Thread(target=run, name=f"terrace-features-{name}", daemon=True).start()
 
     def submit(
@@ -167,7 +167,7 @@ class FeatureWriter:
                 job.tensors = copy()
             except Exception as caught:  # noqa: BLE001
                 error = caught
-            # The caller's memory must not be held by what is left of the job.
+            # The caller's memory must not be referenced by the rest of the job.
             del copy
             with self._lock:
                 self._copied.add(job.key)
@@ -190,7 +190,7 @@ class FeatureWriter:
                 self._end(job, str(error))
                 continue
             if time.monotonic() > job.deadline:
-                # Whoever has the ref was told that it would not come any more.
+                # The holder of the ref has already got the promised failure.
                 self._discard(job)
                 self._end(job, "the store is too slow: storing a sample took longer than within_s")
                 continue
@@ -201,7 +201,7 @@ class FeatureWriter:
             if self._features.release(job.promise) == "retained":
                 self._features.abort(job.promise.sample)
         except TerraceError:
-            # It goes when it was held for too long.
+            # It is freed when it has been held for too long.
             pass
 
     def _end(self, job: _Job, error: str | None) -> None:
@@ -227,10 +227,10 @@ class FeatureWriter:
             try:
                 self._features.gc()
             except Fenced as error:
-                # From now on nothing can be put.
+                # From now on no put can succeed.
                 with self._lock:
                     self._failure = (float("inf"), str(error))
                 return
             except TerraceError:
-                # Puts tell how the store is; what could not be freed is tried again.
+                # Failures of the store show in puts; what could not be freed is retried.
                 pass

@@ -316,7 +316,7 @@ async def _each(refs: AsyncIterable[FeatureRef] | Iterable[FeatureRef]) -> Async
 
 
 def _pauses(ref: FeatureRef, wait: float) -> Iterator[float | None]:
-    """How long to wait after each try to read a sample that may not be there yet; None after the last."""
+    """Pauses after each attempt to read a sample that may not be there yet; None after the last."""
     deadline = time.monotonic() + wait
     pause = 0.002
     while ref.is_promised and (left := deadline - time.monotonic()) > 0:
@@ -326,7 +326,7 @@ def _pauses(ref: FeatureRef, wait: float) -> Iterator[float | None]:
 
 
 def _given(tensors: Mapping[str, Any]) -> tuple[str, list[Bytes]]:
-    """What tensors are, and their bytes."""
+    """The specs of tensors, and their bytes."""
     on_hosts = {name: on_host(tensor) for name, tensor in tensors.items()}
     kinds = {name: kind_of(tensor) for name, tensor in on_hosts.items()}
     specs = [{"name": name, "dtype": dtype, "shape": shape} for name, (dtype, shape) in kinds.items()]
@@ -334,7 +334,7 @@ def _given(tensors: Mapping[str, Any]) -> tuple[str, list[Bytes]]:
 
 
 def _targets(ref: FeatureRef, into: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Where the tensors of a sample go."""
+    """Target arrays for the tensors of a sample."""
     if into is None:
         return {tensor.name: empty_numpy(tensor.dtype, tensor.shape) for tensor in ref.tensors}
     for name, dtype, shape in ref.tensors:

@@ -112,7 +112,7 @@ def hidden_states_of(
         found = by_token[places].flatten(0, 1)[:tokens]
         on_host = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
         on_host.copy_(found, non_blocking=True)
-    # Waits on this thread, without the interpreter's lock.
+    # Waits on this thread, without the GIL.
     stream.synchronize()
     return on_host
 
@@ -201,7 +201,7 @@ class HiddenStatesSettings:
         :raises ConfigError: if it cannot be opened with these settings.
         """
         settings = dict(self.store_settings)
-        # Nodes have theirs already.
+        # Nodes are configured on the server.
         if not self.store.startswith("nodes://"):
             settings["object_max"] = self.object_max
         if self.store.startswith("mooncake://"):

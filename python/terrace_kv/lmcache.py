@@ -34,7 +34,7 @@ _OWN = (*_NEEDED, "model_folder", "hash_algorithm", "namespace")
 
 # LMCache's own default.
 _HASH_ALGORITHM = "blake3"
-# How long closing waits for what is under way.
+# Longest wait for batches in flight on close.
 _CLOSE_S = 10.0
 
 
@@ -82,7 +82,7 @@ class TerraceClient:
         """The batches that have ended: number, whether all keys succeeded, error message, and success of each key."""
         told = []
         for done in self._transfers.drain():
-            # Looking up what is not there is no failure.
+            # A lookup of a missing object is not a failure.
             is_ok = done.all_ok if done.kind in ("put", "get") else done.error is None
             told.append((done.job, is_ok, done.error or "", done.ok))
         return told
@@ -96,7 +96,7 @@ class TerraceClient:
         if self._opened is None:
             return
         is_idle = self._opened.wait_idle(_CLOSE_S)
-        # Whoever opens the same folder next finds it free only when nobody has the store any more.
+        # The folder can be opened again only after the last reference to the store is gone.
         self._opened = None
         if is_idle:
             self._shared.close()
@@ -110,7 +110,8 @@ def _encoded(keys: Sequence[str]) -> list[bytes]:
 def _object_bytes(params: Mapping[str, Any]) -> int:
     place = str(params.get("store", ""))
     if not place or place.startswith("nodes://"):
-        # Nodes have what they were started with, and without a store there is nothing to size: that is told when it is opened.
+        # Nodes are configured on the server, and without a store there is nothing to size: opening
+        # it reports the error.
         return 0
     if "object_max" not in params:
         raise ConfigError(

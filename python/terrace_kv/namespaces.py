@@ -74,16 +74,17 @@ def engine_namespace(
 
 
 def private_namespace(namespace: bytes) -> bytes:
-    """A namespace that no other process has, nor this one a second time, for KV that depends on what only this process knows."""
+    """A unique namespace for KV that depends on state of this process alone."""
     return hashlib.sha256(key_of(namespace, os.urandom(_BYTES))).digest()[:_BYTES]
 
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
-# What else of a model's folder decides what is computed: configurations, also of quantization, and code of the model's own.
+# Further files of a model's folder that affect results: configurations, including quantization, and
+# custom code.
 _BESIDE = ("*.json", "*.py")
 _SAMPLE = 4096
 _STRIDE = 1 << 20
-# Smaller files are hashed whole.
+# Smaller files are hashed completely.
 _WHOLE_MAX = 64 << 20
 
 
@@ -122,7 +123,7 @@ def weights_of(model: str, revision: str | None = None, cache: str | None = None
 
 
 def digest_of_file(file: Path) -> str:
-    """A digest of a file: of all of it, or of parts if it is large."""
+    """A digest of a file: of all of it, or of samples if it is large."""
     if file.stat().st_size > _WHOLE_MAX:
         return hashlib.sha256(key_of(file.stat().st_size, _samples(file))).hexdigest()
     return hashlib.sha256(file.read_bytes()).hexdigest()
@@ -137,7 +138,7 @@ def _is_commit(revision: str) -> bool:
 
 
 def _samples(file: Path) -> bytes:
-    """A digest of parts of a file."""
+    """A digest of samples of a file."""
     size = file.stat().st_size
     digest = hashlib.sha256()
     with file.open("rb") as opened:
@@ -161,12 +162,12 @@ def _at(opened: BinaryIO, place: int) -> bytes:
 
 
 def _commit_of(model: str, revision: str | None, cache: str | None) -> str | None:
-    """The commit that Hugging Face's cache has under a name that may move."""
+    """The commit in Hugging Face's cache of a branch or tag."""
     try:
         from huggingface_hub import try_to_load_from_cache  # type: ignore[import-not-found,unused-ignore]
 
         found = try_to_load_from_cache(model, "config.json", cache_dir=cache, revision=revision)
-    except Exception:  # Names that are none of Hugging Face's, or a cache that cannot be read.
+    except Exception:  # invalid repository names, or an unreadable cache.
         return None
     commit = Path(found).parent.name if isinstance(found, str) else ""
     return commit if _is_commit(commit) else None

@@ -83,10 +83,11 @@ class Ended(NamedTuple):
 
 
 class _Array(Generic[_Entry]):
-    """An array of a plan: a view that is made when it is first asked for, and kept in place of this."""
+    """An array of a plan: a view that is created on first access and then replaces this
+    descriptor."""
 
     def __init__(self, place: int, dtype: np.dtype[_Entry], doc: str) -> None:
-        # Behind the format and three words of the step there are two for each array.
+        # Two words per array follow the format and three words of the step.
         self._word, self._dtype, self.__doc__ = 4 + 2 * place, dtype, doc
 
     def __set_name__(self, owner: type[Plan], name: str) -> None:

@@ -96,7 +96,8 @@ class Memory:
     def _before_put(self, pages: npt.NDArray[np.uint32]) -> None:
         if self._staging is None:
             return
-        # The store refuses pages in use, but only when they have been copied to the host: that would be too late.
+        # The store refuses pages in use too, but only after they were copied to the host, which
+        # would be too late.
         for page in pages.tolist():
             if self._native.is_lent(page):
                 raise _native.StoreError(f"page {page} is in use by another call: wait for its end")

@@ -282,12 +282,12 @@ def sweep(
     told = [(name, [str(value) for value in values]) for name, values in axes.items()]
     steps = None if costs is None else _measurements(costs)
     swept = json.loads(_native.sweep(_trace(trace), _texts(settings), steps, told, threads, progress))
-    # The places of a point's values on the axes, in the order of the points.
+    # The indices of a point's values on the axes, in the order of the points.
     places = np.ndindex(*(len(values) for values in axes.values()))
     rows = []
     for point, place in zip(swept["points"], places):
         del point["values"]
-        # First in a row, and as it was given where a figure has the same name.
+        # First in a row, and as given where a figure has the same name.
         chosen = {name: values[at] for (name, values), at in zip(axes.items(), place)}
         rows.append({**chosen, **dict(_flat(point)), **chosen})
     return Sweep(rows, swept["answer"], swept["recommended"])
@@ -330,7 +330,7 @@ def _csv(costs: Mapping[str, Numbers] | npt.NDArray[Any]) -> str:
     lengths = [len(column) for column in columns]
     if len(set(lengths)) > 1:
         raise ConfigError(f"columns of measured steps have {lengths} rows: give the same number in each")
-    # Counts that come as floats are counts all the same.
+    # Counts may arrive as floats.
     rows = [[str(int(value)) if float(value).is_integer() else str(value) for value in row] for row in zip(*columns)]
     return "\n".join(",".join(row) for row in [names, *rows])
 

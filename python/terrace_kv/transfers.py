@@ -80,22 +80,22 @@ class Region:
 
     def pages(self, pages: Sequence[int] | npt.NDArray[Any], lengths: Sequence[int] | None = None) -> Places:
         """The given pages of this region; with ``lengths``, only the first bytes of each."""
-        told = None if lengths is None else np.ascontiguousarray(lengths, dtype=np.uint64)
-        return _Told((self.number, np.ascontiguousarray(pages, dtype=np.uint32), told))
+        used = None if lengths is None else np.ascontiguousarray(lengths, dtype=np.uint64)
+        return _NativePlaces((self.number, np.ascontiguousarray(pages, dtype=np.uint32), used))
 
 
 class Places(Protocol):
     """Memory that a job reads or writes, one place per key: :meth:`Region.pages`, :class:`Buffers` or
     :func:`addresses`."""
 
-    def told(self, *, writable: bool) -> tuple[Any, Any, Any]:
+    def native_arguments(self, *, writable: bool) -> tuple[Any, Any, Any]:
         """The arguments for native calls; ``writable`` if the job writes to the memory."""
 
 
-class _Told(NamedTuple):
+class _NativePlaces(NamedTuple):
     places: tuple[Any, Any, Any]
 
-    def told(self, *, writable: bool) -> tuple[Any, Any, Any]:
+    def native_arguments(self, *, writable: bool) -> tuple[Any, Any, Any]:
         return self.places
 
 
@@ -106,21 +106,21 @@ class Buffers:
     def __init__(self, buffers: Iterable[Any]) -> None:
         self._buffers = list(buffers)
 
-    def told(self, *, writable: bool) -> tuple[Any, Any, Any]:
+    def native_arguments(self, *, writable: bool) -> tuple[Any, Any, Any]:
         """The arguments for native calls.
 
         :raises ValueError: if the job writes to memory that is read-only.
         """
         flat = [as_bytes(buffer, writable=writable) for buffer in self._buffers]
         places = addresses([view.ctypes.data for view in flat], [view.nbytes for view in flat], flat)
-        return places.told(writable=writable)
+        return places.native_arguments(writable=writable)
 
 
 def addresses(
     starts: Sequence[int] | npt.NDArray[Any], lengths: Sequence[int] | npt.NDArray[Any], owner: Any
 ) -> Places:
     """Like :class:`Buffers`, for memory given by its addresses. ``owner`` is an object that keeps the memory alive."""
-    return _Told((np.array(starts, dtype=np.uint64), np.array(lengths, dtype=np.uint64), owner))
+    return _NativePlaces((np.array(starts, dtype=np.uint64), np.array(lengths, dtype=np.uint64), owner))
 
 
 class Transfers:
@@ -132,14 +132,14 @@ class Transfers:
     """
 
     def __init__(self, store: Store, namespace: bytes) -> None:
-        # Without the store itself, which closes its files when nobody has it any more.
+        # Without a reference to the store itself, whose files close with its last reference.
         self._native = _native.Transfers(store._native, namespace)
         self.namespace = namespace
         """The namespace of the objects of jobs that are submitted."""
 
     def move_to(self, namespace: bytes) -> None:
-        """Moves jobs that are submitted from now on to another namespace. Jobs in flight stay in theirs, and lookups have to be
-        made anew: they keep results."""
+        """Moves jobs that are submitted from now on to another namespace. Jobs in flight stay in
+        theirs, and lookups must be created again, because they cache results."""
         self._native.move_to(namespace)
         self.namespace = namespace
 
@@ -163,12 +163,12 @@ class Transfers:
 
     def submit_put(self, keys: EngineKeys, places: Places) -> int:
         """Stores the content of each place under its key. Returns the number of the job."""
-        number: int = self._native.put(keys, places.told(writable=False), False, False)
+        number: int = self._native.put(keys, places.native_arguments(writable=False), False, False)
         return number
 
     def submit_get(self, keys: EngineKeys, places: Places) -> int:
         """Reads objects into places. Each object must have exactly the length of its place. Returns the number of the job."""
-        number: int = self._native.get(keys, places.told(writable=True), False)
+        number: int = self._native.get(keys, places.native_arguments(writable=True), False)
         return number
 
     def submit_exists(
@@ -206,11 +206,11 @@ class Transfers:
 
     def put(self, keys: EngineKeys, places: Places, *, durable: bool = False) -> Completed:
         """Like :meth:`submit_put`, but blocks until the job has ended. Releases the GIL."""
-        return Completed(*self._native.put(keys, places.told(writable=False), durable, True))
+        return Completed(*self._native.put(keys, places.native_arguments(writable=False), durable, True))
 
     def get(self, keys: EngineKeys, places: Places) -> Completed:
         """Like :meth:`submit_get`, but blocks until the job has ended. Releases the GIL."""
-        return Completed(*self._native.get(keys, places.told(writable=True), True))
+        return Completed(*self._native.get(keys, places.native_arguments(writable=True), True))
 
     def exists(self, keys: EngineKeys, *, lease: bool = False, prefetch_to_memory: bool = False) -> Completed:
         """Like :meth:`submit_exists`, but blocks until the job has ended. Releases the GIL."""
@@ -222,7 +222,7 @@ class Transfers:
 
     def drain(self) -> list[Completed]:
         """The submitted jobs that have ended and were not returned yet, in order of their end."""
-        return [Completed(*told) for told in self._native.drain()]
+        return [Completed(*result) for result in self._native.drain()]
 
     def event_fd(self) -> int:
         """A descriptor that is readable while there are jobs to drain. Draining resets it; do not close it.

@@ -1,4 +1,4 @@
-"""Stores of every kind, the real ones: nodes are programs, and so is a Mooncake cluster."""
+"""Fixtures with real stores of every kind, including node programs and a Mooncake cluster."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    # Threads of Mooncake's library outlive a process, and some fall over its destructors. All is told by now.
+    # Threads of Mooncake's library outlive a process, and may crash in its destructors. All output
+    # is written by now.
     if "TERRACE_MOONCAKE_PROGRAMS" in os.environ and STATUS in config.stash:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -36,7 +37,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @dataclass
 class Place:
-    """Where a store is, and how it is opened."""
+    """The location of a store, and its settings."""
 
     kind: str
     place: str
@@ -46,21 +47,21 @@ class Place:
 
     @property
     def is_shared(self) -> bool:
-        """Whether several processes can use it at the same time."""
+        """Whether several processes can use it at once."""
         return self.kind in ("nodes", "mooncake", "bucket", "s3")
 
     def open(self) -> terrace.Store:
-        """A store as another process would have it; where there can be only one, that one."""
+        """Opens the store as another process would; the existing one, if there can be only one."""
         if self._opened is None or self.is_shared:
             self._opened = terrace.Store(self.place, **self.settings)
         return self._opened
 
     def pause(self, is_paused: bool) -> None:
-        """Stops whoever holds the objects, or lets it go on."""
+        """Freezes or resumes the processes that hold the objects."""
         for process in self.processes:
             process.send_signal(signal.SIGSTOP if is_paused else signal.SIGCONT)
             if is_paused:
-                # Its threads answer until the last of them has heard.
+                # Its threads answer until all of them have stopped.
                 os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
 
@@ -82,7 +83,7 @@ def wait_for(port: int) -> None:
 
 
 def the_program() -> str:
-    """The program `terrace`, which has nodes."""
+    """The path of the program `terrace`."""
     program = os.environ.get("TERRACE") or shutil.which("terrace")
     if program is None:
         pytest.skip("the program `terrace` is not there: TERRACE names it")
@@ -111,7 +112,7 @@ def open_place(kind: str, folder: Path) -> Iterator[Place]:
         listen = ["--listen", f"127.0.0.1:{port}", "--memory", "256MiB", "--secret-file", str(secret)]
         node = subprocess.Popen([the_program(), "node", *listen, "--object-max", "1MiB"], stdout=subprocess.DEVNULL)
         wait_for(port)
-        # Patient: a busy machine is none that is away.
+        # Long timeouts: a busy machine is not a failure.
         patience = {"exists_timeout_ms": 10_000, "get_timeout_ms": 10_000, "put_timeout_ms": 10_000}
         settings = {"secret_file": str(secret), **patience}
         try:
@@ -135,7 +136,7 @@ def open_mooncake(capacity: dict[str, Any]) -> Iterator[Place]:
         return subprocess.Popen([f"{programs}/{program}", *arguments], stdout=quiet, stderr=quiet)
 
     master = f"--rpc_address=127.0.0.1 --rpc_port={rpc} --metrics_port={metrics} --default_kv_lease_ttl=500"
-    # Puts that nobody ends are given up soon.
+    # Unfinished puts expire soon.
     master += " --put_start_discard_timeout_sec=5 --put_start_release_timeout_sec=6"
     holder = f"--host=127.0.0.1 --port={node} --local_buffer_size=0 --protocol=tcp --device_names= --threads=2"
     holder += f" --master_server_address=127.0.0.1:{rpc} --metadata_server=P2PHANDSHAKE"
@@ -160,5 +161,5 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 
 @pytest.fixture(params=["nodes", "mooncake", "bucket", "s3"])
 def shared_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    """A store that several processes use at the same time."""
+    """A store that several processes use at once."""
     yield from open_place(request.param, tmp_path)

@@ -1,4 +1,4 @@
-"""As much of vLLM as Terrace's connector imports, where vLLM itself is not installed."""
+"""Substitutes for the parts of vLLM that Terrace's connector imports, for tests without vLLM."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class SecondaryTierManager:
 
 
 def install() -> None:
-    """Lets modules be imported that need vLLM."""
+    """Makes modules that need vLLM importable."""
     if "vllm" in sys.modules or importlib.util.find_spec("vllm") is not None:
         return
 

@@ -1,6 +1,7 @@
-"""A producer and a consumer as processes of their own: ``python peers.py produce|consume PLACE SETTINGS ...``.
+"""A producer and a consumer as separate processes: ``python peers.py produce|consume PLACE SETTINGS
+...``.
 
-They tell each other by lines of text on standard input and output; refs travel as their text.
+They communicate by lines of text on standard input and output; refs are sent as text.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ ELEMENTS = 1 << 17
 
 
 def sample(number: int, elements: int = ELEMENTS) -> dict[str, np.ndarray]:
-    """The tensors of a sample, which follow from its number: any wrong byte is noticed."""
+    """The tensors of a sample, derived from its number, so that any wrong byte is detected."""
     return {
         "hidden": np.random.default_rng(number).standard_normal((8, elements // 8), np.float32),
         "tokens": np.arange(number, number + 100, dtype=np.int64),
@@ -28,7 +29,7 @@ def is_sample(number: int, found: dict[str, np.ndarray]) -> bool:
 
 
 def produce(store: terrace.Store, max_hold: float) -> None:
-    """Puts one sample after the other, and tells each ref."""
+    """Puts samples one after the other, and prints their refs."""
     features = terrace.FeatureStore(store, owner=1, max_hold=max_hold, durable=True)
     number = 0
     while True:
@@ -38,7 +39,8 @@ def produce(store: terrace.Store, max_hold: float) -> None:
 
 
 def consume(store: terrace.Store) -> None:
-    """Reads each sample whose ref it is told, says whether all of it is right, and releases it when it is told so."""
+    """Reads the sample of each given ref, prints whether all of it is right, and releases it on
+    request."""
     features = terrace.FeatureStore(store)
     for line in sys.stdin:
         ref = terrace.FeatureRef(line)

@@ -1,4 +1,4 @@
-"""Configurations of engines as text: everything counts but what is left out."""
+"""Engine configurations as text: every field counts except those in a list."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def text(**fields: Any) -> str:
     return configuration_text(Config(**fields), {"Inner": {"port": "an address"}})
 
 
-def test_every_field_counts_but_those_that_are_left_out() -> None:
+def test_all_fields_count_except_excluded_ones() -> None:
     class Model:
         def __init__(self, name: str, width: int) -> None:
             self.name, self.width = name, width
@@ -73,19 +73,19 @@ def test_every_field_counts_but_those_that_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("make", [object, lambda: lambda: 1, lambda: functools.partial(max, 1)])
-def test_what_cannot_be_compared_is_equal_to_nothing(make: Callable[[], Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_incomparable_values_are_unique(make: Callable[[], Any], caplog: pytest.LogCaptureFixture) -> None:
     value = make()
     assert text(other=value) != text(other=value)
     assert "Config.other" in caplog.text
 
 
-def test_a_configuration_that_contains_itself_has_a_name() -> None:
+def test_cyclic_configurations_have_a_text() -> None:
     loop: list[Any] = []
     loop.append(loop)
     assert text(other=loop) != text(other=loop)
 
 
-def test_files_count_by_what_is_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_count_by_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = tmp_path / "one.json", tmp_path / "two.json"
     one.write_text("1")
     two.write_text("1")
@@ -113,7 +113,7 @@ def test_the_environment_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     ("engine", "left_out"),
     [("vLLM", vllm.LEFT_OUT), ("SGLang", {"ServerArgs": sglang.LEFT_OUT})],
 )
-def test_the_document_gives_the_reasons_that_the_code_has(engine: str, left_out: dict[str, dict[str, str]]) -> None:
+def test_document_has_the_reasons_of_the_code(engine: str, left_out: dict[str, dict[str, str]]) -> None:
     [section] = re.findall(rf"^## Fields of {engine}$(.*?)(?=^## |\Z)", DOCS.read_text(), re.M | re.S)
     written: dict[str, dict[str, str]] = {}
     for kind, names, answer in re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \|$", section, re.M):
@@ -122,6 +122,6 @@ def test_the_document_gives_the_reasons_that_the_code_has(engine: str, left_out:
             fields |= {name: answer.removeprefix("no: ") for name in re.findall(r"`(\w+)`", names)}
     nested = {kind: fields for kind, fields in written.items() if kind not in left_out}
     assert {kind: fields for kind, fields in written.items() if kind in left_out} == left_out
-    # Configurations that are left out as a whole.
+    # Configurations that are excluded as a whole.
     wholes = {reason for reason in left_out.get("VllmConfig", {}).values()}
     assert all(set(fields.values()) <= wholes for fields in nested.values())

@@ -1,4 +1,4 @@
-"""Examples run, in the documents and beside them."""
+"""The examples in the documents and beside them run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PYTHON = Path(__file__).parent.parent
 
 
 @pytest.mark.parametrize(("file", "blocks_min"), [("docs/python.md", 3), ("python/README.md", 1)])
-def test_the_examples_of_the_documents_run(file: str, blocks_min: int) -> None:
+def test_document_examples_run(file: str, blocks_min: int) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", (PYTHON.parent / file).read_text(), re.M | re.S)
     assert len(blocks) >= blocks_min
     names: dict[str, object] = {}
@@ -26,14 +26,14 @@ def test_the_examples_of_the_documents_run(file: str, blocks_min: int) -> None:
         exec(compile(block, file, "exec"), names)
 
 
-def test_an_engine_in_pure_python_answers_from_all_tiers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_pure_python_engine_answers_from_all_tiers(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(PYTHON / "examples" / "engine.py"), run_name="__main__")
     told = re.findall(r"(\d+) of (\d+) tokens computed", capsys.readouterr().out)
     (first, asked), (second, _) = [(int(computed), int(all_)) for computed, all_ in told]
     assert second < first < asked, "what is shared is computed once, and found again"
 
 
-def test_the_notebook_runs_and_answers_its_question() -> None:
+def test_notebook_runs() -> None:
     notebook = nbformat.read(PYTHON / "examples" / "sizing.ipynb", as_version=4)  # type: ignore[no-untyped-call]
     assert not any(cell.get("outputs") for cell in notebook.cells), "outputs are not kept: they are old one day"
     NotebookClient(notebook, timeout=120).execute()
@@ -42,7 +42,7 @@ def test_the_notebook_runs_and_answers_its_question() -> None:
 
 
 @pytest.mark.parametrize("name", terrace_kv.__all__)
-def test_everything_public_is_explained(name: str) -> None:
+def test_all_public_names_have_docstrings(name: str) -> None:
     public = getattr(terrace_kv, name)
     assert public.__doc__ and not public.__doc__.startswith(f"{name}("), "Python makes up some of its own"
     for member, value in vars(public).items() if inspect.isclass(public) else ():

@@ -1,4 +1,4 @@
-"""The feature store from Python: its contract, point by point, over every kind of store."""
+"""The guarantees of the feature store from Python, one by one, over every kind of store."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def producer(place: Place, **settings: Any) -> terrace.FeatureStore:
 
 
 def consumer(place: Place, **settings: Any) -> terrace.FeatureStore:
-    """Somebody else, in another process where the store can be shared."""
+    """A consumer, in another process if the store can be shared."""
     return terrace.FeatureStore(place.open(), **settings)
 
 
 def objects(place: Place) -> int:
-    """How many objects the store holds; -1 where it does not tell."""
+    """The number of objects in the store; -1 if unknown."""
     stats = place.open().stats()
     tier = stats["disk"] or stats["memory"]
     return tier["objects"] if tier else -1
 
 
-def test_a_sample_comes_back_as_it_was_put(place: Place) -> None:
+def test_sample_round_trip(place: Place) -> None:
     features = producer(place)
     ref = features.put("a", TENSORS)
     found = consumer(place).get(ref)
@@ -52,7 +52,7 @@ def test_a_sample_comes_back_as_it_was_put(place: Place) -> None:
     assert [tuple(tensor) for tensor in ref.tensors] == [("x", "F32", [3, 4]), ("y", "I64", [5])]
 
 
-def test_refs_pickle_and_travel_by_any_queue(place: Place) -> None:
+def test_refs_can_be_pickled(place: Place) -> None:
     features = producer(place)
     ref = features.put("a", TENSORS)
     travelled = pickle.loads(pickle.dumps(ref))
@@ -62,8 +62,8 @@ def test_refs_pickle_and_travel_by_any_queue(place: Place) -> None:
     assert (consumer(place).get(way.get())["x"] == TENSORS["x"]).all()
 
 
-def test_after_a_release_nothing_is_had_anywhere(place: Place) -> None:
-    """No use after free: at once, in every process, whatever leases the read has left."""
+def test_released_sample_is_gone_everywhere(place: Place) -> None:
+    """No use after free: at once, in every process, despite leases of the read."""
     features, other = producer(place), consumer(place)
     ref = features.put("a", TENSORS)
     other.get(ref)
@@ -76,7 +76,7 @@ def test_after_a_release_nothing_is_had_anywhere(place: Place) -> None:
     assert other.release(ref) == "already-gone"
 
 
-def test_after_an_abort_nothing_is_had_anywhere(place: Place) -> None:
+def test_aborted_sample_is_gone_everywhere(place: Place) -> None:
     features, other = producer(place), consumer(place)
     ref = features.put("a", TENSORS)
     assert (features.abort("a"), features.abort("a")) == (1, 0)
@@ -97,8 +97,8 @@ def test_a_later_put_supersedes_and_a_stale_ref_frees_nothing(place: Place) -> N
     assert (other.get(new)["x"] == 1).all()
 
 
-def test_what_was_read_stays_after_the_release(place: Place) -> None:
-    """What a consumer has is a copy."""
+def test_read_arrays_survive_the_release(place: Place) -> None:
+    """A consumer has a copy."""
     features = producer(place)
     ref = features.put("a", TENSORS)
     found = features.get(ref)
@@ -120,7 +120,7 @@ def test_forged_and_altered_refs_are_refused(place: Place) -> None:
             consumer(place, secret=secret).get(forged)
 
 
-def test_of_two_producers_with_one_number_the_later_one_has_it(place: Place) -> None:
+def test_later_producer_takes_over_the_number(place: Place) -> None:
     first = producer(place)
     ref = first.put("a", TENSORS)
     second = producer(place)
@@ -153,7 +153,7 @@ def test_promised_refs_are_authenticated(place: Place) -> None:
 
 
 def test_a_release_frees_the_memory(place: Place) -> None:
-    """Consumed once, freed at once."""
+    """A consumed sample is freed at once."""
     features = producer(place)
     before = objects(place)
     refs = [features.put(str(number), TENSORS) for number in range(4)]
@@ -174,7 +174,7 @@ def test_a_retained_sample_lasts_for_further_epochs(place: Place) -> None:
     assert features.abort("a") == 1
 
 
-def test_a_budget_that_is_used_up_refuses_or_waits(place: Place) -> None:
+def test_exhausted_budget_refuses_or_waits(place: Place) -> None:
     """Backpressure."""
     # A slot for the tensor and for each of two notes.
     max_resident = 4 * MIB
@@ -197,8 +197,8 @@ def test_a_budget_that_is_used_up_refuses_or_waits(place: Place) -> None:
     asyncio.run(wait())
 
 
-def test_what_nobody_releases_is_freed(place: Place) -> None:
-    """Held for too long."""
+def test_unreleased_samples_expire(place: Place) -> None:
+    """Expiry of samples that are held for too long."""
     features = producer(place, max_hold=0.05)
     ref = features.put("a", TENSORS)
     time.sleep(0.1)
@@ -210,7 +210,7 @@ def test_what_nobody_releases_is_freed(place: Place) -> None:
 
 
 def test_samples_are_not_evicted(place: Place) -> None:
-    """They are pinned: whatever else is stored, nothing silently takes their place."""
+    """Samples are pinned: other objects do not evict them."""
     if place.kind == "mooncake":
         pytest.skip("a cluster evicts only when it is full, which takes it too long here")
     features = producer(place)
@@ -224,7 +224,7 @@ def test_samples_are_not_evicted(place: Place) -> None:
 
 
 def test_a_damaged_tensor_fails_the_whole_sample(tmp_path: Path) -> None:
-    """Nothing half-right is ever handed out."""
+    """Partial samples are never returned."""
     settings: dict[str, Any] = {"capacity": "8MiB", "object_max": "64KiB"}
     store = terrace.Store(f"disk:{tmp_path}/store", **settings)
     features = terrace.FeatureStore(store, owner=0, durable=True)
@@ -241,8 +241,8 @@ def test_a_damaged_tensor_fails_the_whole_sample(tmp_path: Path) -> None:
         features.get(ref)
 
 
-def test_a_store_that_was_away_is_told_by_gc(tmp_path: Path) -> None:
-    """A release that fails is parked, and repeated until it is done."""
+def test_gc_repeats_failed_releases(tmp_path: Path) -> None:
+    """A failed release is queued and repeated until it succeeds."""
     from conftest import open_place
 
     for place in open_place("nodes", tmp_path):
@@ -269,7 +269,7 @@ def test_a_store_that_was_away_is_told_by_gc(tmp_path: Path) -> None:
         assert (features.get(refs[1])["x"] == TENSORS["x"]).all()
 
 
-def test_tensors_may_be_read_into_memory_of_the_callers(place: Place) -> None:
+def test_get_into_caller_memory(place: Place) -> None:
     features = producer(place)
     ref = features.put("a", TENSORS)
     into = {"y": np.zeros(5, np.int64), "x": np.zeros((3, 4), np.float32)}
@@ -281,7 +281,7 @@ def test_tensors_may_be_read_into_memory_of_the_callers(place: Place) -> None:
         features.get(ref, {**into, "x": np.zeros((3, 4))})
 
 
-def test_what_is_no_sample_is_refused() -> None:
+def test_invalid_samples_are_refused() -> None:
     features = terrace.FeatureStore(terrace.Store("memory", capacity="8MiB", object_max="1MiB"), owner=0)
     with pytest.raises(terrace.FeatureError, match="1 to"):
         features.put("a", {})
@@ -296,7 +296,7 @@ def test_what_is_no_sample_is_refused() -> None:
     assert found["scalar"] == 7 and found["none"].shape == (0, 3) and (found["strided"] == np.eye(4).T[::2]).all()
 
 
-def test_an_async_for_reads_ahead_and_releases(place: Place) -> None:
+def test_consume_reads_ahead_and_releases(place: Place) -> None:
     async def run() -> list[int]:
         features = producer(place)
         way: asyncio.Queue[terrace.FeatureRef | None] = asyncio.Queue(4)
@@ -343,7 +343,7 @@ def tell(process: subprocess.Popen[str], line: str) -> str:
     return told(process)
 
 
-def test_a_producer_that_is_killed_in_mid_put_leaves_nothing_half_written(shared_place: Place) -> None:
+def test_producer_killed_during_put_leaves_no_partial_sample(shared_place: Place) -> None:
     refs = []
     for life in range(3):
         one = peer("produce", shared_place, "1800")
@@ -354,7 +354,8 @@ def test_a_producer_that_is_killed_in_mid_put_leaves_nothing_half_written(shared
         time.sleep(0.002 * life)
         one.kill()
         one.wait()
-    # Who is started again takes care of what was put before; only the last generation of a sample is there.
+    # A restarted producer takes over earlier samples; only the last generation of a sample is
+    # readable.
     features = terrace.FeatureStore(shared_place.open(), owner=1, max_hold=1800)
     other = consumer(shared_place)
     latest = {ref.sample: ref for ref in refs}
@@ -367,7 +368,7 @@ def test_a_producer_that_is_killed_in_mid_put_leaves_nothing_half_written(shared
         except terrace.Gone:
             pass
     assert right >= 4, "those of the last life, but for one that was superseded when it was killed"
-    # Whatever there is goes when nobody wants it.
+    # All samples are freed once unwanted.
     impatient = terrace.FeatureStore(shared_place.open(), owner=1, max_hold=0.001)
     for _ in range(600):
         impatient.gc()
@@ -381,7 +382,7 @@ def test_a_producer_that_is_killed_in_mid_put_leaves_nothing_half_written(shared
             other.get(ref)
 
 
-def test_a_consumer_that_is_killed_while_it_holds_leaks_nothing(shared_place: Place) -> None:
+def test_killed_consumer_leaks_no_sample(shared_place: Place) -> None:
     features = terrace.FeatureStore(shared_place.open(), owner=1, max_hold=1800)
     refs = [features.put(str(number), sample(number)) for number in range(3)]
     one = peer("consume", shared_place)
@@ -401,7 +402,7 @@ def test_a_consumer_that_is_killed_while_it_holds_leaks_nothing(shared_place: Pl
     features.release(refs[2])
 
 
-def test_many_cycles_leave_nothing_and_take_no_memory() -> None:
+def test_many_cycles_leak_no_object_or_memory() -> None:
     store = terrace.Store("memory", capacity="8MiB", object_max="64KiB")
     features = terrace.FeatureStore(store, owner=0)
     into = {name: np.empty_like(tensor) for name, tensor in TENSORS.items()}
@@ -432,7 +433,7 @@ def _open_dataset(place: str, settings: dict[str, Any]) -> terrace.FeatureStore:
 
 
 class Opens:
-    """Opens a feature store in whichever process it is called."""
+    """Opens a feature store in the process that calls it."""
 
     def __init__(self, place: Place) -> None:
         self.place, self.settings = place.place, place.settings
@@ -451,7 +452,7 @@ class Shares:
         return self.refs[worker::workers]
 
 
-def test_tensors_of_torch_of_every_type_come_back() -> None:
+def test_torch_tensors_of_every_type_round_trip() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     features = terrace.FeatureStore(terrace.Store("memory", capacity="64MiB", object_max="1MiB"), owner=0)
     kinds = "bool uint8 int8 int16 float16 bfloat16 int32 float32 float64 int64 complex64 float8_e4m3fn float8_e5m2"

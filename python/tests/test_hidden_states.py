@@ -34,7 +34,7 @@ def copy_of(number: int) -> Callable[[], dict[str, np.ndarray]]:
 
 
 def until_copied(writer: FeatureWriter, keys: set[int]) -> None:
-    """Waits until the writer has told that it reads nothing of these any more, each once."""
+    """Waits until the writer has returned each of these keys once."""
     left = set(keys)
 
     def are_told() -> bool:
@@ -54,7 +54,7 @@ def until(is_so: Callable[[], bool], patience_s: float = 30) -> None:
 
 
 class Slow(terrace.FeatureStore):
-    """One whose puts wait until they may go on, and then may fail."""
+    """A feature store whose puts wait until they may go on, and then may fail."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -72,7 +72,7 @@ def slow(**settings: Any) -> Slow:
     return Slow(terrace.Store("memory", capacity="16MiB", object_max="1MiB"), owner=0, **settings)
 
 
-def test_promises_are_kept_and_nothing_is_left(place: Place) -> None:
+def test_promised_samples_are_put(place: Place) -> None:
     features = terrace.FeatureStore(place.open(), owner=0)
     consumer = terrace.FeatureStore(place.open())
     writer = FeatureWriter(features, backlog_max=1 << 20, gc_s=0.05)
@@ -93,7 +93,7 @@ def test_promises_are_kept_and_nothing_is_left(place: Place) -> None:
     assert not writer.submit(9, promise(9), lambda: sample(9), 10, within_s=60), "it is closed"
 
 
-def test_a_store_that_hangs_holds_nothing_of_the_engine_and_is_told() -> None:
+def test_hanging_store_does_not_block_the_engine() -> None:
     features = slow()
     writer = FeatureWriter(features, backlog_max=3 * SHAPE.sample_bytes(6), threads=1, retry_s=60)
     refs = [promise(number) for number in range(4)]
@@ -108,7 +108,7 @@ def test_a_store_that_hangs_holds_nothing_of_the_engine_and_is_told() -> None:
     assert "has not answered" in str(writer.status.error)
     assert not writer.close(0.01), "it does not wait for ever"
 
-    # It goes on after all: what is too late is not left to lie there.
+    # It goes on: a sample that is too late is removed.
     features.may_go_on.set()
     until(lambda: writer.status.backlog_bytes == 0)
     until(lambda: features.stats()["resident_bytes"] == 0 and features.stats()["live"] == 0)
@@ -119,7 +119,7 @@ def test_a_store_that_hangs_holds_nothing_of_the_engine_and_is_told() -> None:
     assert (writer.take_counts().failures, features.stats()["puts"]) == (4, 1)
 
 
-def test_a_store_that_fails_is_unwell_for_a_while() -> None:
+def test_failed_store_is_reported_for_a_while() -> None:
     features = slow()
     features.failure = terrace.StoreUnavailable("nobody is there")
     features.may_go_on.set()
@@ -135,7 +135,7 @@ def test_a_store_that_fails_is_unwell_for_a_while() -> None:
     assert writer.status.error is None and writer.close(60)
 
 
-def test_a_copy_that_fails_ends_like_a_put_that_fails() -> None:
+def test_failed_copy_is_a_failed_put() -> None:
     features = slow()
     features.may_go_on.set()
     writer = FeatureWriter(features, backlog_max=1 << 20)
@@ -149,7 +149,7 @@ def test_a_copy_that_fails_ends_like_a_put_that_fails() -> None:
     assert writer.status.backlog_bytes == 0 and writer.close(60)
 
 
-def test_large_samples_come_in_parts_that_are_put_together() -> None:
+def test_large_samples_are_split_and_joined() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     from terrace_kv.hidden_states import read_hidden_states
 
@@ -170,11 +170,11 @@ def test_large_samples_come_in_parts_that_are_put_together() -> None:
 
 
 @pytest.mark.parametrize("tokens_first", [True, False])
-def test_states_are_found_in_blocks_of_either_layout(tokens_first: bool) -> None:
+def test_reads_states_of_both_layouts(tokens_first: bool) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     from terrace_kv.hidden_states import hidden_states_of
 
-    # Each value says where it is: block, layer, token, place.
+    # Each value encodes its place: block, layer, token, element.
     cache = torch.arange(10 * 2 * 4 * 8, dtype=torch.float32).reshape(10, 2, 4, 8)
     if tokens_first:
         cache = cache.transpose(1, 2).contiguous().transpose(1, 2)

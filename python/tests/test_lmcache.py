@@ -1,4 +1,4 @@
-"""LMCache's plug-in, as LMCache calls it, without LMCache."""
+"""The LMCache plug-in, called as LMCache does, without LMCache."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_batches_are_stored_found_read_and_removed(tmp_path: Path) -> None:
     memory: np.ndarray = np.random.default_rng(0).integers(0, 256, (4, 16384), np.uint8)
     views = [row.data for row in memory]
     assert ended(one, one.submit_batch_set(keys(0, 1, 2), views[:3]))[1:] == (True, "", [True] * 3)
-    # What is not there is no failure of a lookup, and one of a read.
+    # A missing object is not a failure of a lookup, but is one of a read.
     assert ended(one, one.submit_batch_exists(keys(0, 7, 2)))[1:] == (True, "", [True, False, True])
     target = np.zeros((3, 16384), np.uint8)
     into = [row.data for row in target]
@@ -59,7 +59,7 @@ def test_batches_are_stored_found_read_and_removed(tmp_path: Path) -> None:
     assert (target[0] == memory[2]).all() and (target[2] == memory[0]).all()
     assert ended(one, one.submit_batch_delete(keys(0)))[3] == [True]
     assert ended(one, one.submit_batch_exists(keys(0, 1)))[3] == [False, True]
-    # An object of another length than the buffer's is none.
+    # An object of another length than the buffer counts as missing.
     assert ended(one, one.submit_batch_get(keys(1), [target[0][:4096].data]))[3] == [False]
     assert one.stats()["get"]["hits"] == 2
     one.close()
@@ -69,7 +69,7 @@ def test_batches_are_stored_found_read_and_removed(tmp_path: Path) -> None:
     again.close()
 
 
-def test_it_does_not_start_without_what_keeps_kv_apart(tmp_path: Path) -> None:
+def test_missing_namespace_settings_are_errors(tmp_path: Path) -> None:
     for missing in MODEL:
         others = {name: value for name, value in MODEL.items() if name != missing}
         with pytest.raises(terrace.ConfigError, match=missing):
@@ -83,7 +83,7 @@ def test_it_does_not_start_without_what_keeps_kv_apart(tmp_path: Path) -> None:
     client(tmp_path).close()
 
 
-def test_every_part_of_the_namespace_keeps_kv_apart(tmp_path: Path) -> None:
+def test_every_namespace_setting_separates_kv(tmp_path: Path) -> None:
     one = client(tmp_path)
     ended(one, one.submit_batch_set(keys(1), [memoryview(bytes(16384))]))
     one.close()

@@ -20,7 +20,7 @@ def cache(device_pages: int = 8) -> terrace.PrefixCache:
 
 
 def fill(one: terrace.PrefixCache, prompt: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> list[int]:
-    """A request that computes its prompt and ends; its pages."""
+    """Runs a request that computes its prompt and ends; returns its pages."""
     with one.hold(prompt, len(prompt)) as held:
         held.publish(len(prompt))
         pages: list[int] = held.pages.tolist()
@@ -28,11 +28,11 @@ def fill(one: terrace.PrefixCache, prompt: np.ndarray[tuple[int], np.dtype[np.ui
 
 
 def in_use(one: terrace.PrefixCache) -> tuple[int, int]:
-    """Free pages, and those that could be."""
+    """Free and evictable pages."""
     return one.free_pages, one.evictable_pages
 
 
-def test_a_prompt_finds_what_was_published_of_it() -> None:
+def test_prompt_hits_published_pages() -> None:
     one = cache()
     first = fill(one, tokens(10))
     assert len(set(first)) == 3 and max(first) < 8
@@ -56,7 +56,7 @@ def test_adapters_and_tenants_share_nothing() -> None:
     assert one.cached(tokens(8), salt="tenant") == 2
 
 
-def test_the_least_recently_used_pages_go_first() -> None:
+def test_evicts_least_recently_used_pages() -> None:
     one = cache(6)
     for first in (0, 100, 200):
         fill(one, tokens(8, first))
@@ -67,7 +67,7 @@ def test_the_least_recently_used_pages_go_first() -> None:
     assert [one.cached(tokens(8, first)) for first in (0, 100, 200, 300)] == [2, 0, 2, 2]
 
 
-def test_pages_that_are_held_stay() -> None:
+def test_held_pages_are_not_evicted() -> None:
     one = cache(6)
     fill(one, tokens(8))
     held = one.hold(tokens(9), 12)
@@ -84,7 +84,7 @@ def test_pages_that_are_held_stay() -> None:
     assert len(fill(one, tokens(24, 200))) == 6
 
 
-def test_whoever_gets_no_room_holds_nothing() -> None:
+def test_failed_hold_holds_no_page() -> None:
     one = cache(6)
     fill(one, tokens(8))
     with one.hold(tokens(12, 100), 12):
@@ -105,7 +105,7 @@ def test_a_request_grows() -> None:
     assert one.cached(tokens(10)) == 2
 
 
-def test_two_that_compute_the_same_end_up_with_the_same_pages() -> None:
+def test_equal_requests_share_pages_after_publishing() -> None:
     one = cache()
     first, second = one.hold(tokens(8), 10), one.hold(tokens(8), 10)
     assert not set(first.pages.tolist()) & set(second.pages.tolist())
@@ -144,7 +144,7 @@ def test_misuse_is_refused_and_changes_nothing() -> None:
         terrace.PrefixCache(8, eviction="best")
 
 
-def test_what_fails_or_is_forgotten_gives_its_pages_back() -> None:
+def test_dropped_requests_release_their_pages() -> None:
     one = cache()
     with pytest.raises(ZeroDivisionError), one.hold(tokens(8), 8):
         1 / 0
@@ -164,7 +164,7 @@ def test_what_fails_or_is_forgotten_gives_its_pages_back() -> None:
     assert len(outlives.pages) == 1
 
 
-def test_any_kind_of_array_will_do() -> None:
+def test_accepts_any_array_type() -> None:
     one = cache()
     fill(one, tokens(8))
     for prompt in (tokens(16)[:8], np.arange(8), np.repeat(tokens(8), 2)[::2], tokens(8).tolist(), tuple(range(8))):

@@ -21,12 +21,12 @@ SMALL: dict[str, Any] = {"device": "200k", "l3": 0}
 
 
 def two_turns() -> Trace:
-    """A prompt of 900 tokens, and two seconds later the same with 500 more."""
+    """A trace with a prompt of 900 tokens, and two seconds later the same with 500 more."""
     return Trace.of_blocks([0, 2], [900, 1400], [8, 8], [[1, 2], [1, 2, 3]])
 
 
 def plain(report: Any) -> Any:
-    """A report with lists in place of arrays, which can be compared."""
+    """A report with lists in place of arrays, for comparison."""
     if isinstance(report, dict):
         return {name: plain(value) for name, value in report.items()}
     return report.tolist() if isinstance(report, np.ndarray) else report
@@ -49,7 +49,7 @@ def test_prompts_may_be_given_by_their_tokens() -> None:
     assert trace.input_tokens.tolist() == [150] * 3
     assert trace.ceiling().by_request.tolist() == [0, 96, 96]
     assert terrace.replay(trace)["reuse_tokens"]["total"] == 192
-    # In smaller pages more is shared, if blocks are no larger.
+    # With smaller pages more is shared, if blocks are not larger.
     assert Trace.of_prompts([0, 5, 10], prompts, [4, 4, 4], block_tokens=4).ceiling(4).reusable_tokens == 200
 
 
@@ -176,12 +176,12 @@ def test_a_sweep_has_a_row_for_each_combination() -> None:
         assert row["ttft_ms_p99"] == report["ttft_ms"]["p99"]
         assert row["bytes_moved_host_to_device"] == report["bytes_moved"]["host_to_device"]
     assert rows.recommended in rows and rows.answer.startswith(f"Take host {rows.recommended['host']}, policy ")
-    # What was given, not what it means in tokens.
+    # The setting as given, not in tokens.
     assert terrace.sweep(trace, {"host_tokens": ["0", "400k"]}, **SMALL)[1]["host_tokens"] == "400k"
     assert terrace.sweep(trace, {"policy": "slru"}, **SMALL)[0]["policy"] == "slru"
 
 
-def test_progress_is_told_by_the_thread_that_called_and_may_end_it() -> None:
+def test_progress_runs_on_the_calling_thread_and_may_stop_the_sweep() -> None:
     trace = Trace.synthetic("chat", requests=2000)
     told: list[tuple[int, int, threading.Thread]] = []
     grid = {"host": [0, "100k", "200k", "400k"]}
@@ -221,7 +221,7 @@ def test_costs_are_measured_steps_from_a_file_or_an_array(tmp_path: Path) -> Non
     assert row["ttft_ms_mean"] == terrace.replay(two_turns(), costs=array, host=0)["ttft_ms"]["mean"]
 
 
-def test_what_cannot_be_is_refused_with_what_could(tmp_path: Path) -> None:
+def test_invalid_settings_list_valid_ones(tmp_path: Path) -> None:
     trace = two_turns()
     for settings, message in [
         ({"hots": 1}, 'there is no setting "hots"; there are model, gpu'),
@@ -253,7 +253,7 @@ def test_what_cannot_be_is_refused_with_what_could(tmp_path: Path) -> None:
         terrace.replay(trace, costs=tmp_path / "steps.csv")
 
 
-def test_traces_that_cannot_be_are_refused(tmp_path: Path) -> None:
+def test_invalid_traces_are_refused(tmp_path: Path) -> None:
     with pytest.raises(terrace.TraceError, match="none.jsonl: No such file"):
         terrace.replay(tmp_path / "none.jsonl")
     with pytest.raises(terrace.TraceError, match="no file that ends in"):
@@ -291,7 +291,7 @@ def test_other_threads_go_on_while_a_trace_is_replayed() -> None:
 
 
 @pytest.mark.parametrize("is_sweep", [False, True])
-def test_an_interrupt_ends_a_replay_soon(is_sweep: bool) -> None:
+def test_interrupt_stops_a_replay(is_sweep: bool) -> None:
     trace = Trace.synthetic("mix", requests=300_000)
     threads = len(os.listdir("/proc/self/task"))
     began = time.monotonic()
@@ -304,7 +304,7 @@ def test_an_interrupt_ends_a_replay_soon(is_sweep: bool) -> None:
             terrace.replay(trace, device="200k")
     assert 0.5 <= time.monotonic() - began < 3
     interrupt.join()
-    # Threads that have ended are gone a moment later.
+    # Ended threads disappear a moment later.
     while len(os.listdir("/proc/self/task")) > threads:
         assert time.monotonic() - began < 3, "a replay goes on behind its back"
         time.sleep(0.01)

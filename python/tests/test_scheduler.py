@@ -21,7 +21,7 @@ def scheduler(**settings: dict[str, Any]) -> terrace.Scheduler:
 
 
 def run_step(scheduler: terrace.Scheduler, token: int = 7, now: int = 0) -> terrace.Plan:
-    """Plans, does at once what is planned, and reports it; answers the plan."""
+    """Plans, executes and reports a step; returns the plan."""
     plan = scheduler.plan(now=now)
     for op, _, _, _ in plan.each_copy():
         scheduler.operation(op, "done", now=now)
@@ -31,7 +31,7 @@ def run_step(scheduler: terrace.Scheduler, token: int = 7, now: int = 0) -> terr
     return plan
 
 
-def test_a_plan_says_what_to_compute() -> None:
+def test_plan_lists_work() -> None:
     one = scheduler()
     one.submit(5, list(range(10, 20)), 3, now=0)
     plan = run_step(one)
@@ -58,7 +58,7 @@ def test_a_plan_says_what_to_compute() -> None:
     assert one.stats()["generated_tokens"] == 3
 
 
-def test_results_may_have_several_tokens_and_say_who_has_finished() -> None:
+def test_results_with_several_tokens_and_finished_requests() -> None:
     one = scheduler(batch={"running_max": 8, "decode_tokens": 3})
     for request in (1, 2):
         one.submit(request, [request] * 6, 40, now=0)
@@ -120,7 +120,7 @@ def test_two_steps_in_flight_name_the_row_that_is_awaited() -> None:
     assert answered is not None and answered.tolist() == [2] * 6 + [4, 4]
 
 
-def test_what_a_request_may_ask_for_besides() -> None:
+def test_optional_request_properties() -> None:
     one = scheduler(batch={"running_max": 8, "adapters_max": 1})
     prompt = list(range(16))
     one.submit(1, prompt, 1, adapter="cats", salt="tenant", priority=3, writes="nothing", now=0)
@@ -145,8 +145,8 @@ def test_what_a_request_may_ask_for_besides() -> None:
     assert one.namespace() != one.namespace(salt="tenant")
 
 
-def test_pages_go_to_the_host_and_to_l3_and_come_back() -> None:
-    # Computing is slow, so that everything is worth loading.
+def test_pages_round_trip_through_host_and_l3() -> None:
+    # Computing is slow, so that loading always pays.
     one = scheduler(l3={}, rates={"prefill_ns_per_token": 10**9}, cache={**SETTINGS["cache"], "device_pages": 8})
     stored: dict[bytes, int] = {}
     moved = {LOAD_BACK: 0, WRITE_BACK: 0}
@@ -179,7 +179,7 @@ def test_pages_go_to_the_host_and_to_l3_and_come_back() -> None:
     assert one.stats()["host_hit_tokens"] == 24
 
 
-def test_kv_events_tell_which_pages_came_and_went() -> None:
+def test_kv_events_report_stored_and_removed_pages() -> None:
     one = scheduler(cache={**SETTINGS["cache"], "kv_event_keys_max": 1000})
     first = one.kv_events()
     assert first.is_snapshot and first.events == [], "whoever begins to listen is told everything"
@@ -198,7 +198,7 @@ def test_kv_events_tell_which_pages_came_and_went() -> None:
     assert any(isinstance(event, (terrace.Removed, terrace.Cleared)) for event in one.kv_events().events)
 
 
-def test_new_weights_match_nothing_old() -> None:
+def test_new_weights_hit_no_old_page() -> None:
     one = scheduler()
     one.submit(1, list(range(8)), 2, now=0)
     plan = one.plan(now=0)
@@ -211,7 +211,7 @@ def test_new_weights_match_nothing_old() -> None:
     assert one.settings["model"]["fingerprint"] == "others"
 
 
-def test_errors_are_exceptions_that_say_what_to_do() -> None:
+def test_error_messages_state_the_remedy() -> None:
     with pytest.raises(terrace.ConfigError, match="cache.page_size = 17"):
         scheduler(cache={"page_size": 17})
     with pytest.raises(terrace.ConfigError, match="unknown field `pages`"):
@@ -242,7 +242,7 @@ def test_errors_are_exceptions_that_say_what_to_do() -> None:
     assert issubclass(terrace.QueueFull, terrace.SubmitError) and issubclass(terrace.SubmitError, terrace.TerraceError)
 
 
-def test_time_passes_by_itself_and_deadlines_are_told() -> None:
+def test_default_clock_and_deadlines() -> None:
     one = scheduler(queue={"start_timeout_ms": 1}, batch={"running_max": 1})
     one.submit(1, [1] * 8, 5)
     one.submit(2, [2] * 8, 5)
@@ -301,7 +301,7 @@ def test_a_long_prompt_is_hashed_without_the_interpreters_lock() -> None:
     interval = sys.getswitchinterval()
     thread.start()
     try:
-        # Nobody is interrupted: the other thread runs only if this one lets it.
+        # No preemption: the other thread runs only if this one releases the GIL.
         sys.setswitchinterval(1000)
         go.set()
         for request in range(200):

@@ -1,4 +1,5 @@
-"""The backend for SGLang, without SGLang: a few of its types are stood in for here. tests/engines has the real one."""
+"""The SGLang backend without SGLang, of which a few types are substituted. tests/engines has the
+real one."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ KEYS = [f"{number:064x}" for number in range(64)]
 
 
 class HiCacheStorage:
-    """What SGLang's class does for its heirs."""
+    """Methods that SGLang's class provides for subclasses."""
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         self.mem_pool_host = mem_pool_host
@@ -47,7 +48,7 @@ COMMIT = "0123456789" * 4
 
 
 class Server(SimpleNamespace):
-    """What is known of the server that the backend runs in."""
+    """The parts of the server that the backend reads."""
 
     model_path: str
     revision: str | None
@@ -80,7 +81,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 def config(folder: Path, **more: Any) -> Any:
-    """How SGLang describes a rank, with settings of the backend."""
+    """A rank's configuration in SGLang's form, with settings of the backend."""
     settings = more.pop("settings", {})
     told = {"interface_v1": 1, "store": f"disk:{folder}", "capacity": "64MiB", "reserve": 0, **settings}
     ranks = {"tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1, "attn_cp_rank": 0, "attn_cp_size": 1, "dp_rank": 0}
@@ -130,11 +131,11 @@ class Pool:
 
 
 class MLATokenToKVPoolHost(Pool):
-    """A pool whose name says that all ranks have the same."""
+    """A pool whose name means that all ranks have the same pages."""
 
 
 class Anchor:
-    """A pool without memory, whose pages others belong to."""
+    """A pool without memory, whose pages belong to other pools."""
 
     layout, page_size, size, dtype, kv_buffer = "page_first", 16, 64 * 16, torch.uint8, None
 
@@ -143,12 +144,12 @@ class Anchor:
 
 
 def indices(*pages: int, page_size: int = 16) -> torch.Tensor:
-    """The places of pages in a pool."""
+    """The slots of pages in a pool."""
     return torch.cat([torch.arange(page * page_size, (page + 1) * page_size) for page in pages])
 
 
 def opened(told: Any, pool: Any, **beside: Any) -> Any:
-    """A backend as SGLang opens it."""
+    """Opens a backend as SGLang does."""
     from terrace_kv.sglang import TerraceStorage
 
     storage = TerraceStorage(told, {})
@@ -205,7 +206,7 @@ def test_a_layout_that_cannot_be_stored_is_refused_with_the_flag_to_set(server: 
         opened(config(tmp_path, settings={"capasity": "1GiB"}), Pool())
 
 
-def test_places_that_are_not_those_of_the_keys_are_refused(server: Server, tmp_path: Path) -> None:
+def test_mismatched_places_are_refused(server: Server, tmp_path: Path) -> None:
     storage = opened(config(tmp_path), Pool())
     assert storage.batch_set_v1(KEYS[:3], indices(1, 2)) == [False] * 3
     assert storage.batch_get_v1(KEYS[:3], None) == [False] * 3
@@ -360,7 +361,7 @@ def test_namespaces_name_what_kv_depends_on(
     assert namespace_of(config(tmp_path), Pool()) == usual
 
 
-def test_what_all_ranks_have_alike_is_shared_by_them(server: Server, tmp_path: Path) -> None:
+def test_replicated_pages_are_shared_by_ranks(server: Server, tmp_path: Path) -> None:
     def of(pool: Any, **ranks: int) -> bytes:
         return namespace_of(config(tmp_path, is_mla_model=True, **ranks), pool)
 
@@ -385,7 +386,7 @@ def test_each_rank_has_a_folder_of_its_own(server: Server, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("is_mla_model", [False, True])
 def test_ranks_of_data_parallel_attention_store_side_by_side(server: Server, tmp_path: Path, is_mla_model: bool) -> None:
-    """Each has the whole attention, so nothing but the number of its group tells them apart."""
+    """Each rank has the whole attention, so only the number of its group separates them."""
     server.dp_size, server.enable_dp_attention = 2, True
     ranks = [config(tmp_path, is_mla_model=is_mla_model, dp_rank=rank) for rank in range(2)]
     stores = [opened(each, Pool()) for each in ranks]
@@ -450,7 +451,7 @@ def test_adapters_of_the_start_are_named_by_their_content(server: Server, tmp_pa
     assert namespace_of(config(tmp_path), Pool()) != ours
 
 
-def test_how_long_a_prefix_can_be_restored(server: Server) -> None:
+def test_restorable_prefix_lengths(server: Server) -> None:
     from terrace_kv.sglang.prefixes import Beside, leading, restorable_prefix
 
     yes, no = True, False

@@ -23,11 +23,11 @@ KEYS = terrace.page_keys(NAMESPACE, np.arange(16 * 64, dtype=np.uint32), 16)
 
 
 def filled(pages: int, page_bytes: int = 4096) -> np.ndarray:
-    """Pages whose bytes follow from their place."""
+    """Pages whose bytes are derived from their place."""
     return np.random.default_rng(7).integers(0, 256, (pages, page_bytes), np.uint8)
 
 
-def test_what_is_stored_is_read_back(place: Place) -> None:
+def test_stored_pages_are_read_back(place: Place) -> None:
     store = place.open()
     ours = filled(8)
     theirs = np.zeros_like(ours)
@@ -102,14 +102,14 @@ def test_the_event_loop_goes_on_meanwhile(place: Place) -> None:
 
 
 @pytest.mark.parametrize("behind", [False, True])
-def test_what_survives_a_restart(tmp_path: Path, behind: bool) -> None:
+def test_restart_keeps_durable_objects(tmp_path: Path, behind: bool) -> None:
     memory = filled(2)
     for life in range(2):
         settings: dict[str, Any] = {"memory": "1MiB", "write_behind": True} if behind else {}
         with terrace.Store(f"disk:{tmp_path}/store", capacity="16MiB", object_max="64KiB", **settings) as store:
             with store.register(memory) as pages:
                 if life == 0:
-                    # What is written behind is on disk when the store is closed.
+                    # Write-behind objects are on disk when the store is closed.
                     store.put(NAMESPACE, KEYS[:1], pages, [0], durable=not behind).check()
                 else:
                     store.get(NAMESPACE, KEYS[:1], pages, [1]).check()
@@ -162,7 +162,7 @@ def test_pages_on_a_gpu_pass_through_pinned_memory() -> None:
 
 def test_staged_pages_in_use_are_not_written_to(tmp_path: Path) -> None:
     class Copies:
-        """In the place of a GPU: it notes what is copied."""
+        """A substitute for a GPU that records copies."""
 
         fetched: list[int] = []
 
@@ -221,7 +221,7 @@ def test_pages_in_use_are_refused_to_others() -> None:
     assert not pages.is_lent(1), "nothing of it was begun"
 
 
-def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
+def test_invalid_settings_are_refused(tmp_path: Path) -> None:
     for place, settings, why in [
         ("nowhere", {}, "use memory, disk:FOLDER"),
         ("memory", {"capacity": MIB, "object_max": 4096, "colour": 1}, "colour"),
@@ -239,8 +239,9 @@ def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
         terrace.namespace("m", 16, slat="a misspelt salt")
 
 
-def test_what_the_package_was_built_without_is_refused_with_how_to_get_it() -> None:
-    """Builds for users have neither: buckets in the cloud bring many libraries, and RDMA one that machines without it lack."""
+def test_missing_build_features_state_the_remedy() -> None:
+    """Release builds have neither: buckets in the cloud need many libraries, and RDMA needs one
+    that machines without it lack."""
     for place in ("s3://bucket/kv", "bucket:gs://bucket/kv", "az://container/kv"):
         with pytest.raises(terrace.ConfigError, match=r"--features s3.*bucket:file:///FOLDER"):
             terrace.Store(place)
@@ -250,7 +251,7 @@ def test_what_the_package_was_built_without_is_refused_with_how_to_get_it() -> N
         terrace.Store("nodes://127.0.0.1:1", rdma="auto")
 
 
-def test_a_guarded_store_remembers_what_it_lacks() -> None:
+def test_guarded_store_caches_misses() -> None:
     store = terrace.Store("memory", capacity=MIB, object_max=4096, guard={"negative_ttl_ms": 60_000})
     with store.register(filled(1)) as pages:
         for _ in range(3):
@@ -258,7 +259,7 @@ def test_a_guarded_store_remembers_what_it_lacks() -> None:
     assert store.stats()["guard"]["negative_hits"] > 0
 
 
-def test_the_lock_is_given_away_meanwhile(tmp_path: Path) -> None:
+def test_calls_release_the_gil(tmp_path: Path) -> None:
     with terrace.Store(f"disk:{tmp_path}/store", capacity="64MiB", object_max="1MiB") as store:
         gate, came = threading.Lock(), threading.Event()
 
@@ -271,7 +272,7 @@ def test_the_lock_is_given_away_meanwhile(tmp_path: Path) -> None:
         with store.register(filled(16, MIB)) as pages:
             gate.acquire()
             other.start()
-            # From here on, whoever does not give the lock away keeps it.
+            # From here on, a thread keeps the GIL unless it releases it.
             sys.setswitchinterval(1000)
             try:
                 gate.release()
@@ -283,7 +284,7 @@ def test_the_lock_is_given_away_meanwhile(tmp_path: Path) -> None:
         other.join()
 
 
-def test_after_a_fork_another_one_is_opened() -> None:
+def test_fork_needs_a_new_store() -> None:
     store = terrace.Store("memory", capacity=MIB, object_max=4096)
     child = os.fork()
     if child == 0:

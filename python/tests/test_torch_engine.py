@@ -1,4 +1,4 @@
-"""The engine in PyTorch answers what its model says without pages and cache."""
+"""The PyTorch engine gives the answers of its model without pages and cache."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from torch_engine import Engine, Model, ModelSize, Request  # noqa: E402
 
 SIZE = ModelSize(layers=2, hidden=64, heads=4, kv_heads=2, vocabulary=256)
 BOOKS = np.random.default_rng(1).integers(0, SIZE.vocabulary, (6, 60))
-#: Each is read, and read again when others have taken its place on the device; some are asked about at once.
+#: Each is read, and read again after others have evicted it from the device; some are requested at
+#: once.
 ORDER = [0, 1, 2, 3, 4, 5, 0, 0, 1, 2, 5, 5, 3, 4]
 
 
 @pytest.fixture(autouse=True)
 def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Threads that wait for each other are slow where others compute too.
+    # Threads that wait for each other are slow when the machine is busy.
     torch.set_num_threads(1)
 
     def sleep(seconds: float) -> None:
@@ -42,7 +43,8 @@ def requests(first: int = 0, order: list[int] = ORDER) -> list[Request]:
 
 
 class SteadyEngine(Engine):
-    """Here time passes from turn to turn: whether to load or to compute is not up to who else is on the machine."""
+    """Time advances per turn, so that the choice between loading and computing does not depend on
+    the machine's load."""
 
     turns = 0
 
@@ -69,7 +71,7 @@ def agreement(one: Engine, asked: list[Request]) -> float:
 
 
 class Late:
-    """The event of a copy that happens when somebody waits for it, or has asked some times."""
+    """The event of a copy that completes when it is waited for, or after some queries."""
 
     def __init__(self, copy: Callable[[], object], times: int) -> None:
         self.copy, self.times = copy, times
@@ -99,7 +101,7 @@ def test_answers_from_device_and_host_are_right(step_tokens_max: int, overlaps: 
     assert stats["running"] == 0 and stats["finished"] == len(asked)
 
 
-def test_without_cache_it_says_the_same_and_computes_it_all() -> None:
+def test_without_cache_answers_are_equal() -> None:
     cached, uncached, asked = engine(), engine(uses_cache=False), requests()
     for one in (cached, uncached):
         one.serve(asked, 4)
@@ -146,7 +148,7 @@ def test_steps_wait_for_copies_that_are_late(waits: bool, times: list[int]) -> N
     assert (agreement(one, asked) == 1) == waits, "whoever does not wait reads what is not there"
 
 
-def test_nobody_sleeps_when_a_copy_has_just_been_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_sleep_after_a_reported_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     one, reported = engine(), []
     monkeypatch.setattr(one.scheduler, "operation", lambda op, _: reported.append(op))
     monkeypatch.setattr(one.scheduler, "deadline", lambda: 10**9)
@@ -157,7 +159,7 @@ def test_nobody_sleeps_when_a_copy_has_just_been_reported(monkeypatch: pytest.Mo
         one.turn()
 
 
-def test_whoever_gives_up_its_place_says_the_same_in_the_end() -> None:
+def test_retracted_request_gives_the_same_answer() -> None:
     one = engine(device_pages=26)
     asked = [Request(n, BOOKS[n % 6, :20].tolist(), 50) for n in range(6)]
     one.serve(asked, 4)
@@ -165,7 +167,7 @@ def test_whoever_gives_up_its_place_says_the_same_in_the_end() -> None:
     assert {len(answer.tokens) for answer in one.answers.values()} == {50} and agreement(one, asked) == 1
 
 
-def test_a_wrong_page_is_noticed() -> None:
+def test_wrong_page_is_detected() -> None:
     one = engine()
     one.serve(requests(), 4)
     one.host_kv.zero_()

@@ -1,4 +1,4 @@
-"""What adapters to engines are made of: jobs, namespaces, and stores from a configuration."""
+"""The parts of engine adapters: jobs, namespaces, and stores opened from a configuration."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def drained(transfers: Transfers) -> list[Completed]:
     return transfers.drain()
 
 
-def test_jobs_tell_of_each_key(transfers: Transfers) -> None:
+def test_jobs_report_each_key(transfers: Transfers) -> None:
     pages = memory()
     region = transfers.register(pages, PAGE)
     job = transfers.submit_put(KEYS[:6], region.pages(range(6)))
@@ -143,7 +143,7 @@ def test_weights_are_told_apart_by_their_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "revision"), [("no/folder", None), ("no/folder", "main"), ("s3://bucket/model", None), ("empty", None)]
 )
-def test_weights_that_nothing_identifies_have_no_name(
+def test_unidentified_weights_are_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, revision: str | None
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -164,7 +164,7 @@ def test_jobs_move_to_another_namespace(transfers: Transfers) -> None:
     assert private_namespace(NAMESPACE) != private_namespace(NAMESPACE)
 
 
-def test_a_descriptor_tells_of_ends(transfers: Transfers) -> None:
+def test_descriptor_signals_ended_jobs(transfers: Transfers) -> None:
     region = transfers.register(memory(), PAGE)
     descriptor = transfers.event_fd()
     assert select.select([descriptor], [], [], 0)[0] == []
@@ -174,7 +174,7 @@ def test_a_descriptor_tells_of_ends(transfers: Transfers) -> None:
     assert select.select([descriptor], [], [], 0)[0] == []
 
 
-def test_any_memory_will_do(transfers: Transfers) -> None:
+def test_accepts_any_memory(transfers: Transfers) -> None:
     ours = [os.urandom(100), os.urandom(PAGE)]
     theirs = [bytearray(100), bytearray(PAGE)]
     transfers.submit_put(KEYS[:2], Buffers(ours))
@@ -191,7 +191,7 @@ def test_memory_of_a_job_is_not_lent_to_another(transfers: Transfers) -> None:
     pages = memory()
     region = transfers.register(pages, PAGE)
     transfers.put(KEYS, region.pages(range(8)))
-    # One page for two keys at a time: one of them is told so.
+    # One page for two keys at once: one of them fails.
     got = transfers.get(KEYS[:2], region.pages([9, 9]))
     assert got.ok == [True, False] and got.error is not None and "in use" in got.error
     with pytest.raises(ValueError, match="no page 16"):
@@ -203,7 +203,7 @@ def test_memory_of_a_job_is_not_lent_to_another(transfers: Transfers) -> None:
         transfers.submit_get(KEYS[:1], region.pages([1]))
 
 
-def test_settings_that_cannot_be_meant_are_refused(tmp_path: Path) -> None:
+def test_invalid_settings_are_refused(tmp_path: Path) -> None:
     place = f"disk:{tmp_path}"
     for config, words in (
         ({}, '"store" is missing'),
@@ -232,7 +232,7 @@ def test_one_process_opens_a_folder_once(tmp_path: Path) -> None:
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     two.close()
-    # Nobody has it any more, so it can be opened anew.
+    # It is closed, so it can be opened again.
     open_store(config, object_bytes=PAGE).close()
 
 

@@ -1,4 +1,4 @@
-"""What of the adapters to vLLM works without it. With it: tests/engines/vllm."""
+"""The parts of the vLLM adapters that work without vLLM. With it: tests/engines/vllm."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def lookups_of(transfers: Transfers, seconds: float = 60) -> Any:
 
 
 def step(lookups: Any, transfers: Transfers, keys: list[bytes]) -> list[Any]:
-    """A step of a scheduler that asks about a request, and the answers to what the step before has asked."""
+    """A step of a scheduler that looks up a request; returns the answers to the lookups of the
+    previous step."""
     assert transfers.wait_idle(30)
     found = [lookups.lookup(key, None) for key in keys]
     lookups.flush()
@@ -67,8 +68,8 @@ def test_lookups_are_answered_in_the_next_step(transfers: Transfers) -> None:
     assert not transfers.drain(), "answers are not jobs of the adapter's"
 
 
-def test_what_could_not_be_read_is_a_miss_even_if_its_answer_was_too_old(transfers: Transfers) -> None:
-    """A scheduler that was told of a hit again would try to read it for ever."""
+def test_unreadable_object_is_a_miss_despite_an_expired_answer(transfers: Transfers) -> None:
+    """A scheduler that gets a hit again would try to read it for ever."""
     stored(transfers, KEYS[:4])
     lookups = lookups_of(transfers)
     lookups.missed(KEYS[:2])
@@ -79,7 +80,7 @@ def test_what_could_not_be_read_is_a_miss_even_if_its_answer_was_too_old(transfe
     assert step(lookups, transfers, KEYS[:4]) == ["miss"] * 3 + ["hit"]
 
 
-def test_what_was_stored_since_is_found(transfers: Transfers) -> None:
+def test_newly_stored_objects_are_hits(transfers: Transfers) -> None:
     lookups = lookups_of(transfers)
     step(lookups, transfers, KEYS[:2])
     assert step(lookups, transfers, KEYS[:2]) == ["miss"] * 2
@@ -89,8 +90,8 @@ def test_what_was_stored_since_is_found(transfers: Transfers) -> None:
     assert step(lookups, transfers, KEYS[:2]) == ["hit"] * 2
 
 
-def test_an_answer_from_before_something_was_stored_is_not_believed(transfers: Transfers) -> None:
-    """Whether the store has answered by then or not."""
+def test_answers_older_than_a_store_are_ignored(transfers: Transfers) -> None:
+    """Whether or not the store has answered by then."""
     lookups = lookups_of(transfers)
     for at in range(0, len(KEYS), 100):
         keys = KEYS[at : at + 100]
@@ -102,7 +103,7 @@ def test_an_answer_from_before_something_was_stored_is_not_believed(transfers: T
         assert step(lookups, transfers, keys) == ["hit"] * 100
 
 
-def test_a_question_that_cannot_be_asked_is_a_miss(transfers: Transfers) -> None:
+def test_failed_lookup_is_a_miss(transfers: Transfers) -> None:
     lookups = lookups_of(transfers)
     assert lookups.lookup(KEYS[0], None) == "retry"
     transfers.close()
@@ -111,7 +112,7 @@ def test_a_question_that_cannot_be_asked_is_a_miss(transfers: Transfers) -> None
     assert lookups.lookup(KEYS[0], None) == "miss" and not lookups.pending()
 
 
-def test_answers_grow_old(transfers: Transfers) -> None:
+def test_answers_expire(transfers: Transfers) -> None:
     lookups = lookups_of(transfers, seconds=0)
     step(lookups, transfers, KEYS[:2])
     assert step(lookups, transfers, KEYS[:2]) == ["miss"] * 2
@@ -119,7 +120,7 @@ def test_answers_grow_old(transfers: Transfers) -> None:
 
 
 def test_old_answers_of_many_keys_make_room(transfers: Transfers) -> None:
-    """So many that the places of old ones are given up."""
+    """Enough keys that the places of old ones are reused."""
     lookups = lookups_of(transfers, seconds=0)
     stored(transfers, KEYS[::2])
     for round_ in range(12):
@@ -137,7 +138,7 @@ def test_lookups_in_any_order_agree_with_a_plain_map(transfers: Transfers) -> No
         lookups = lookups_of(transfers)
         in_store: set[bytes] = set()
         answers: dict[bytes, str] = {}
-        # Taken for misses from the next step on, whatever the store says.
+        # Misses from the next step on, whatever the store answers.
         unread: set[bytes] = set()
         for _ in range(20):
             start = dice.randrange(40)
@@ -173,7 +174,7 @@ def test_a_lookup_of_something_else_is_refused(transfers: Transfers) -> None:
     assert lookup(b"", None) == "retry"
 
 
-def test_the_schedulers_thread_is_hardly_kept(transfers: Transfers) -> None:
+def test_lookups_are_fast(transfers: Transfers) -> None:
     lookups = lookups_of(transfers)
     step(lookups, transfers, KEYS)
     step(lookups, transfers, KEYS)
@@ -184,7 +185,7 @@ def test_the_schedulers_thread_is_hardly_kept(transfers: Transfers) -> None:
         for key in KEYS:
             lookup(key, None)
         best = min(best, time.perf_counter() - since)
-    # Asking the store itself would take longer even on a quiet machine.
+    # A direct call of the store would take longer even on an idle machine.
     assert best < 500e-6
 
 
@@ -210,7 +211,7 @@ def test_chunks_that_the_engine_uses_are_not_evicted_first(tmp_path: Path) -> No
     stores(made, rows, hot)
     slots = 0
     for at in range(0, 40, 2):
-        # vLLM finds them in its own memory in every step, and asks the store for nothing.
+        # vLLM finds them in its own memory in every step, and does not look them up in the store.
         made.touch(hot, None)
         made.on_schedule_end(None)
         stores(made, rows, others[at : at + 2])
@@ -230,7 +231,7 @@ def test_a_store_that_keeps_memory_does_not_stop_the_engine_from_cleaning_up(
     monkeypatch.setattr(made._transfers, "wait_idle", lambda seconds: False)
     made.shutdown()
     assert "check whether its disk or network hangs" in caplog.text
-    # What vLLM does next.
+    # As vLLM does next.
     view.release()
 
 
@@ -240,7 +241,7 @@ def is_alive(what: weakref.ref[Any]) -> bool:
 
 
 def tier_of_an_engine_that_ends(folder: Path) -> tuple[Any, weakref.ref[Any]]:
-    """A tier, and the memory that its engine has let go of."""
+    """A tier, and the memory that its engine has released."""
     rows = np.ones((8, PAGE), np.uint8)
     view = rows.data
     made = tier(folder, view)
@@ -256,7 +257,7 @@ def test_memory_stays_while_a_store_that_comes_late_may_use_it(tmp_path: Path) -
 
 
 def engine(**changes: Any) -> SimpleNamespace:
-    """What vLLM tells a tier of an engine."""
+    """An engine's parameters, as vLLM passes them to a tier."""
     parallel = {"world_size": 1, "tp_size": 1, "pp_size": 1, "pcp_size": 1, "dcp_size": 1}
     parallel |= {name: changes.pop(name) for name in list(changes) if name in parallel}
     group = SimpleNamespace(group_id=0, tokens_per_block=16, layer_names=("a", "b"))
@@ -285,7 +286,7 @@ def test_engines_that_differ_have_other_namespaces() -> None:
         name(kv_cache_layout="BLHNC"),
         name(tp_size=2, world_size=2),
         name(pp_size=2, world_size=2),
-        # Bytes that vLLM calls independent of ranks without the canonical layout are not believed.
+        # The claim that bytes are independent of ranks is ignored without the canonical layout.
         name(tp_size=2, world_size=2, is_certified=True),
     ]
     assert name() == name() and name() not in others
@@ -323,7 +324,7 @@ def test_versions_that_were_not_tested_are_tried(caplog: pytest.LogCaptureFixtur
         versions.check("0.28.3")
 
 
-def test_counters_are_told_by_their_growth(transfers: Transfers) -> None:
+def test_counters_are_reported_as_increases(transfers: Transfers) -> None:
     growth = Growth()
     stored(transfers, KEYS[:3])
     assert growth.of(transfers) == {

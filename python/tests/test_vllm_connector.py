@@ -1,5 +1,5 @@
-"""The connector for vLLM with an engine and a device that are made up: what is saved and loaded, when, and what of the
-engine's memory it reads and writes meanwhile. With the real engine: tests/engines/vllm."""
+"""The vLLM connector with a simulated engine and device: the blocks that are saved and loaded, the
+times, and the accesses to the engine's memory. With the real engine: tests/engines/vllm."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class FakeStream:
 
 
 class FakeDevice:
-    """Its streams do nothing before what they wait for, and as late as the test lets them. While the engine's own stream is
-    busy, no point in its work that is marked is passed."""
+    """A device whose streams run work only after the events that it waits for, and as late as the
+    test permits. While the engine's own stream is busy, no marked point of its work has passed."""
 
     def __init__(self) -> None:
         self.is_busy = self.is_paused = False
@@ -109,7 +109,7 @@ class Engine:
         self.block_bytes = self.kv[:, 0].numel() * self.dtype.itemsize
 
     def content(self, seed: int) -> torch.Tensor:
-        """Any bytes, on the device."""
+        """Fills the device with pseudo-random bytes."""
         dice = torch.Generator().manual_seed(seed)
         shape = [*self.kv.shape[:-1], SIZES["C"] * self.dtype.itemsize]
         return torch.randint(0, 256, shape, dtype=torch.uint8, generator=dice).to(self.kv.device).view(self.dtype)
@@ -118,12 +118,12 @@ class Engine:
         self.kv.copy_(self.content(seed))
 
     def bytes_of(self, block: int) -> bytes:
-        """What the store is to have: the block's layers one after the other."""
+        """The expected object: the block's layers in order."""
         return self.kv[:, block].contiguous().cpu().view(torch.uint8).numpy().tobytes()
 
 
 class Config:
-    """What both sides know of an engine."""
+    """The parts of an engine's configuration that both sides read."""
 
     namespace = b"n" * 16
     in_engine = 1000
@@ -140,7 +140,7 @@ class Config:
 
 @pytest.fixture(autouse=True)
 def small_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Few blocks a copy, so that much takes many.
+    # Few blocks per copy, so that there are many copies.
     monkeypatch.setattr(copies, "BOUNCE_BYTES", 2048)
 
 
@@ -149,7 +149,7 @@ NUMBER = itertools.count()
 
 @pytest.fixture
 def store() -> dict[str, Any]:
-    # Each has its own: those with equal settings are shared within a process.
+    # Unique settings: stores with equal settings are shared within a process.
     return {"store": "memory", "capacity": (16 << 20) + 4096 * next(NUMBER)}
 
 
@@ -163,7 +163,7 @@ class Worker:
         self.side.register(engine.layers)
 
     def step(self, steps: Steps, write: Callable[[], None] = lambda: None) -> tuple[set[str], set[str], Progress | None]:
-        """As vLLM's model runner does it."""
+        """Runs a step as vLLM's model runner does."""
         self.side.begin(steps)
         self.side.load(steps)
         write()
@@ -197,13 +197,13 @@ def workers() -> Iterator[Callable[..., Worker]]:
 
 
 def run(blocks: list[int], request: str = "a", first: int = 0, salt: str = "") -> Run:
-    """Blocks that are called after their numbers in a request."""
+    """Blocks named by their numbers in a request."""
     names = [f"{salt} block {first + at}".encode().ljust(32) for at in range(len(blocks))]
     return Run(request, first, names, blocks)
 
 
 def stored(config: Config, wanted: Run, rank: int = 0) -> list[bytes | None]:
-    """What the store has."""
+    """The content of the store."""
     shared = config.open()
     transfers = Transfers(shared.store, config.namespace)
     memory = torch.zeros((len(wanted.blocks), config.bytes), dtype=torch.uint8)
@@ -368,7 +368,7 @@ def test_an_ended_request_keeps_its_blocks_until_they_are_copied(
     worker.until(lambda: worker.done() == 10)
 
 
-def test_a_mover_that_fails_keeps_nobody_waiting(
+def test_failed_mover_blocks_no_request(
     store: dict[str, Any], workers: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine()
@@ -386,7 +386,7 @@ def test_a_mover_that_fails_keeps_nobody_waiting(
             steps = Steps(number=number, saves=[run([1, 2, 3])], leaving={"a"}, loads=[run([5], "b")])
         elif number == 2:
             steps = Steps(number=number, loads=[run([6], "c")])
-        # The mover may fail during any step, the first one included.
+        # The mover may fail during any step, including the first.
         ended = worker.step(steps)
         sent |= ended[0]
         received |= ended[1]
@@ -398,7 +398,7 @@ def test_a_mover_that_fails_keeps_nobody_waiting(
 
 
 class Request:
-    """As the scheduler knows it."""
+    """A request, as the scheduler sees it."""
 
     def __init__(self, name: str, blocks: int, salt: str = "") -> None:
         self.request_id = name
@@ -408,7 +408,7 @@ class Request:
 
 
 class Pair:
-    """A scheduler and its workers, with what vLLM's scheduler does between them."""
+    """A scheduler and its workers, connected as by vLLM's scheduler."""
 
     def __init__(self, workers: Callable[..., Worker], store: dict[str, Any], **more: Any) -> None:
         self.engines = [Engine() for _ in range(more.get("ranks", 1))]
@@ -425,7 +425,7 @@ class Pair:
         self.steps = Steps()
 
     def step(self, tokens: dict[Any, int] | None = None, preempted: set[str] | None = None) -> Steps:
-        """Computes so many tokens of each request."""
+        """Computes the given number of tokens of each request."""
         scheduled = {request.request_id: count for request, count in (tokens or {}).items()}
         new = [SimpleNamespace(req_id=each.request_id, num_computed_tokens=each.num_computed_tokens) for each in tokens or ()]
         output = SimpleNamespace(
@@ -469,7 +469,7 @@ class Pair:
         return found
 
     def has(self, request: Request) -> int:
-        """How many of its blocks the store has on all ranks, from the first on."""
+        """The number of leading blocks that the store has on all ranks."""
         numbers = list(range(len(request.block_hashes)))
         names = self.lineage.names(request.block_hashes)
         there = [stored(self.config, Run("", 0, names, numbers), rank) for rank in range(self.config.ranks)]
@@ -532,7 +532,7 @@ def test_a_store_that_is_slower_than_the_engine_keeps_a_share_of_its_blocks(pair
     assert both.scheduler._skipped == 10
     both.workers[0].device.is_paused = False
     both.until(lambda: both.left == {"0", "1"})
-    # The engine has them in its cache still. Who finds them there has them saved.
+    # The engine still has them cached. A request that finds them there saves them.
     late = Request("late", 5, "3")
     late.num_computed_tokens = 4 * TOKENS
     begin(both, late, list(range(30, 35)))
@@ -559,7 +559,7 @@ def test_running_requests_wait_a_moment_for_copies_and_no_longer(
     assert not both.scheduler.is_waiting_for_blocks() and both.scheduler._skipped == 8
 
 
-def test_what_could_not_be_saved_is_saved_later(pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_saves_are_retried(pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler_side, "RETRY_INTERVAL_S", 0.05)
     both = pair()
     transfers = both.workers[0].side._transfers
@@ -584,7 +584,7 @@ def test_what_could_not_be_saved_is_saved_later(pair: Callable[..., Pair], monke
     assert (again.first, again.blocks) == (1, [1, 2, 3, 4, 5])
 
 
-def test_what_could_not_be_loaded_is_saved_when_it_is_computed(pair: Callable[..., Pair]) -> None:
+def test_failed_loads_are_saved_after_computing(pair: Callable[..., Pair]) -> None:
     both = pair()
     first = Request("a", 6)
     begin(both, first, list(range(6)))
@@ -605,10 +605,11 @@ def test_what_could_not_be_loaded_is_saved_when_it_is_computed(pair: Callable[..
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_nothing_is_saved_that_was_computed_from_blocks_that_did_not_come(
+def test_blocks_computed_from_failed_loads_are_not_saved(
     ranks: int, pair: Callable[..., Pair]
 ) -> None:
-    """Where steps wait for their loads, a step goes on with whatever came; and only one rank knows."""
+    """If steps wait for their loads, a step goes on with the blocks that arrived; and only one rank
+    knows which did not."""
     both = pair(ranks=ranks, is_async=False, staging=16)
     first = Request("a", 3)
     begin(both, first, list(range(3)))
@@ -654,7 +655,7 @@ def preempt_while_saving(both: Pair) -> Request:
 
 
 def test_a_request_that_is_preempted_and_aborted_is_not_copied_any_more(pair: Callable[..., Pair]) -> None:
-    """Others have its blocks from the next step on."""
+    """Others reuse its blocks from the next step on."""
     both = pair(staging=4)
     request = preempt_while_saving(both)
     both.scheduler.finished(request, [])
@@ -665,7 +666,8 @@ def test_a_request_that_is_preempted_and_aborted_is_not_copied_any_more(pair: Ca
 
 
 def test_a_request_that_loads_again_after_preemption_may_be_aborted(pair: Callable[..., Pair]) -> None:
-    """vLLM frees blocks of such a request when they have been received, and must not be told that they were sent as well."""
+    """vLLM frees blocks of such a request when they have been received, and must not get a report
+    that they were sent as well."""
     both = pair(staging=4)
     request = preempt_while_saving(both)
     both.step(preempted={"a"})
@@ -743,7 +745,7 @@ def test_f77_nothing_of_before_a_reset_is_found_and_running_requests_save_nothin
     assert not both.scheduler.finished(running, list(range(8, 16)))
     both.step()
     assert both.has(running) == 0, "some of it was computed before"
-    # It is preempted and begins again.
+    # It is preempted and restarts.
     again = Request("again", 6)
     assert both.match(again) == 0
     begin(both, again, list(range(16, 22)))
@@ -780,7 +782,7 @@ def test_f77_a_reset_that_connectors_are_not_told_of_is_noticed(pair: Callable[.
     assert both.match(Request("c", 6)) == 0
 
 
-def test_requests_that_must_compute_their_prompts_do_not_ask(pair: Callable[..., Pair]) -> None:
+def test_requests_that_skip_the_cache_are_not_looked_up(pair: Callable[..., Pair]) -> None:
     both = pair()
     request = Request("a", 6)
     begin(both, request, list(range(6)))

@@ -1,34 +1,33 @@
-//! What is going to happen, in the order in which it will.
+//! The event queue of a simulation.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use terrace_scheduler::{OpId, Outcome};
 
-/// Something that happens to a worker. What was begun before it died happens to nobody.
+/// An event of a worker. Events that were scheduled before the worker failed are dropped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Due {
     /// Its step ends.
     Step { worker: u32 },
-    /// An operation of its has an outcome.
+    /// One of its operations completes.
     Operation { worker: u32, op: OpId, outcome: Outcome },
-    /// A backup of its is in the store from now on.
+    /// One of its backups is in the store.
     Stored { worker: u32, op: OpId },
-    /// It wanted to be asked for a plan.
+    /// A wake-up that its scheduler requested.
     Wake { worker: u32 },
-    /// It dies.
+    /// It fails.
     Down { worker: u32 },
-    /// It is there again.
+    /// It recovers.
     Up { worker: u32 },
 }
 
-/// What is going to happen. Of what happens at the same moment, that comes first which was known
-/// first.
+/// Pending events by time; events of equal time keep their order of insertion.
 #[derive(Debug, Default)]
 pub(crate) struct Agenda {
     queue: BinaryHeap<Reverse<Entry>>,
     next: u64,
-    /// How often each worker has died.
+    /// Number of failures of each worker so far.
     lives: Vec<u32>,
 }
 
@@ -67,7 +66,7 @@ impl Agenda {
         self.next += 1;
     }
 
-    /// Nothing that was begun happens to this worker any more.
+    /// Drops all pending events of a worker, except outages.
     pub(crate) fn forget(&mut self, worker: u32) {
         if self.lives.len() <= worker as usize {
             self.lives.resize(worker as usize + 1, 0);
@@ -82,12 +81,12 @@ impl Agenda {
         life_of(&self.lives, due)
     }
 
-    /// When the next thing happens.
+    /// Returns the time of the next event.
     pub(crate) fn next_us(&self) -> Option<u64> {
         self.queue.peek().map(|Reverse(entry)| entry.at_us)
     }
 
-    /// The worker that is woken next and when, if nothing happens before.
+    /// Returns the worker and time of the next wake-up, if no other event comes first.
     pub(crate) fn next_wake(&self) -> Option<(u64, u32)> {
         let Reverse(entry) = self.queue.peek()?;
         match entry.due {
@@ -100,14 +99,14 @@ impl Agenda {
         }
     }
 
-    /// Whether nothing else is going to happen than that workers die and come back.
+    /// Returns whether only outages are pending.
     pub(crate) fn are_outages(&self) -> bool {
         self.queue
             .iter()
             .all(|Reverse(entry)| matches!(entry.due, Due::Down { .. } | Due::Up { .. }))
     }
 
-    /// What happens next, if it happens by this moment.
+    /// Removes and returns the next event, if it is due.
     pub(crate) fn pop(&mut self, now_us: u64) -> Option<Due> {
         if self.next_us()? > now_us {
             return None;
@@ -116,7 +115,7 @@ impl Agenda {
     }
 }
 
-/// The life of a worker that something belongs to; outages belong to all of them.
+/// Returns the life of a worker to which an event belongs; outages belong to all lives.
 fn life_of(lives: &[u32], due: Due) -> u32 {
     match due {
         Due::Step { worker }
@@ -132,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_happens_at_the_same_moment_happens_in_the_order_of_being_known() {
+    fn events_of_equal_time_keep_their_order() {
         let mut agenda = Agenda::default();
         for (at_us, worker) in [(5, 0), (3, 1), (5, 2), (3, 3)] {
             agenda.add(at_us, Due::Wake { worker });
@@ -146,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_dead_worker_began_happens_to_nobody() {
+    fn drops_events_of_a_failed_worker() {
         let mut agenda = Agenda::default();
         agenda.add(5, Due::Step { worker: 1 });
         agenda.add(6, Due::Step { worker: 0 });

@@ -1,4 +1,4 @@
-//! When the next request arrives.
+//! Arrival times of requests.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -6,21 +6,21 @@ use std::collections::BinaryHeap;
 use crate::config::{Arrival, Sessions};
 use crate::trace::{Trace, TraceRequest};
 
-/// Hands out the requests of a trace, one after the other.
+/// Iterator over the requests of a trace by arrival.
 #[derive(Debug)]
 pub(crate) struct Arrivals<'a> {
     trace: &'a Trace,
     arrival: Arrival,
-    /// Whether turns wait for the answers before them.
+    /// True if turns wait for the answers before them.
     waits_for_answers: bool,
     next: usize,
-    /// When the next request arrives by the trace: asked for with every step.
+    /// Time of the next request of the trace; cached, because it is read at every step.
     next_us: Option<u64>,
-    /// In a closed loop, how many more may be alive.
+    /// Free places of a closed loop.
     places: u32,
-    /// Those who wait for an answer, by whose answer it is, sorted.
+    /// Requests that wait for an answer, as pairs of the answering request and theirs, sorted.
     followers: Vec<(u32, u32)>,
-    /// Those whose answer has come, by when they arrive.
+    /// Requests whose preceding answer is complete, by arrival time.
     thinking: BinaryHeap<Reverse<(u64, u32)>>,
 }
 
@@ -53,7 +53,8 @@ impl<'a> Arrivals<'a> {
         arrivals
     }
 
-    /// When the next request arrives, counted from the first; none if that depends on an answer.
+    /// Returns the time of the next arrival, relative to the first; none if it depends on an
+    /// answer.
     pub(crate) fn next_us(&self, now_us: u64) -> Option<u64> {
         match self.arrival {
             Arrival::Trace { .. } => {
@@ -64,7 +65,7 @@ impl<'a> Arrivals<'a> {
         }
     }
 
-    /// Goes on to the next that waits for nobody's answer.
+    /// Advances to the next request that does not wait for an answer.
     fn find_next(&mut self) {
         let requests = self.trace.requests();
         let waits = |request: &TraceRequest| self.waits_for_answers && after(request).is_some();
@@ -74,7 +75,7 @@ impl<'a> Arrivals<'a> {
         self.next_us = requests.get(self.next).map(|request| self.traced_us(request));
     }
 
-    /// When a request arrives by the clock.
+    /// Returns the arrival time of a request by the trace.
     fn traced_us(&self, request: &TraceRequest) -> u64 {
         let since_first = request.arrival_us - self.trace.requests()[0].arrival_us;
         match self.arrival {
@@ -83,7 +84,7 @@ impl<'a> Arrivals<'a> {
         }
     }
 
-    /// The request that arrives by this moment.
+    /// Removes and returns the next request, if it has arrived.
     pub(crate) fn pop(&mut self, now_us: u64) -> Option<u32> {
         if self.next_us(now_us)? > now_us {
             return None;
@@ -104,8 +105,8 @@ impl<'a> Arrivals<'a> {
         Some(request)
     }
 
-    /// A request has been answered, or never will be: in a closed loop another may come, and in a session
-    /// the next turn.
+    /// Records that a request is answered or has failed. This frees a place in a closed loop and
+    /// schedules the next turn of a session.
     pub(crate) fn answered(&mut self, now_us: u64, request: u32) {
         match self.arrival {
             Arrival::Trace { .. } => {}
@@ -145,20 +146,20 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_waits_for_the_answer_before_it_and_for_its_user() {
+    fn turn_waits_for_the_previous_answer_and_think_time() {
         let trace = trace();
         let mut arrivals = Arrivals::new(&trace, Arrival::default(), Sessions::Wait);
         assert_eq!((arrivals.pop(0), arrivals.next_us(0)), (Some(0), Some(150)));
         arrivals.answered(90, 0);
         assert_eq!((arrivals.next_us(90), arrivals.pop(120)), (Some(120), Some(1)));
         assert_eq!((arrivals.pop(150), arrivals.next_us(150)), (Some(2), None));
-        // Its time has passed when the answer comes, and nobody says how long its user thinks.
+        // Its time has passed when the answer arrives, and there is no think time.
         arrivals.answered(500, 1);
         assert_eq!((arrivals.pop(500), arrivals.next_us(500)), (Some(3), None));
     }
 
     #[test]
-    fn by_the_clock_nobody_waits() {
+    fn by_the_clock_turns_do_not_wait() {
         let trace = trace();
         let mut arrivals = Arrivals::new(&trace, Arrival::default(), Sessions::ByTheClock);
         let mut order = Vec::new();

@@ -1,4 +1,4 @@
-//! How far predicted steps are from measured ones: for a preset, and for costs that were fitted.
+//! Comparison of predicted step times with measured ones, for a preset and for fitted costs.
 
 use serde::Serialize;
 
@@ -6,22 +6,22 @@ use crate::cost::CostModel;
 use crate::error::ReplayError;
 use crate::fit::{Fit, Measurement};
 
-/// Predicted steps against measured ones.
+/// Accuracy of predicted step times.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Calibration {
-    /// What the preset predicts, by kind of step and of all together.
+    /// Accuracy of the preset, by kind of step and in total.
     pub preset: Vec<Accuracy>,
-    /// What fitted costs predict of steps that they were not fitted to; none if there are too few.
+    /// Accuracy of fitted costs on steps held out from the fit; empty with too few steps.
     pub fitted: Vec<Accuracy>,
     /// The costs of the preset.
     pub preset_cost: CostModel,
-    /// The costs that fit best, and how well.
+    /// The fitted costs, and their residuals.
     pub fit: Fit,
-    /// Each step.
+    /// Predictions of each step.
     pub steps: Vec<CheckedStep>,
 }
 
-/// What a step consists of.
+/// Kind of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StepKind {
@@ -33,40 +33,40 @@ pub enum StepKind {
     Mixed,
 }
 
-/// How far predictions are off, as shares of what was measured.
+/// Errors of predictions, as shares of the measured time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Accuracy {
-    /// Of which steps; none for all.
+    /// Kind of steps; none for all.
     pub kind: Option<StepKind>,
-    /// How many there are.
+    /// Number of steps.
     pub steps: usize,
-    /// The mean of the errors' sizes.
+    /// Mean absolute error.
     pub error_mean: f64,
-    /// The largest.
+    /// Largest absolute error.
     pub error_max: f64,
-    /// The mean of the errors: above 0 if too much is predicted.
+    /// Mean signed error; above 0 if predictions are too high.
     pub bias: f64,
 }
 
-/// A measured step and what was predicted.
+/// A measured step and its predictions.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct CheckedStep {
-    /// What was measured.
+    /// Measurement.
     #[serde(flatten)]
     pub measured: Measurement,
-    /// What the preset predicts.
+    /// Time predicted by the preset.
     pub preset_us: f64,
-    /// What costs predict that were fitted to other steps; to all, if there are too few.
+    /// Time predicted by costs fitted to the other parts; to all steps, if there are too few.
     pub fitted_us: f64,
 }
 
-/// Into so many parts steps are divided: each is predicted from the others.
+/// Number of parts for cross-validation: each is predicted from the others.
 const PARTS: usize = 5;
-/// With fewer steps nothing is held back.
+/// Below this number of steps there is no cross-validation.
 const STEPS_MIN: usize = 20;
 
 impl Measurement {
-    /// What kind of step it is.
+    /// Returns the kind of the step.
     #[must_use]
     pub fn kind(&self) -> StepKind {
         match (self.prefill_tokens, self.decode_rows) {
@@ -78,10 +78,10 @@ impl Measurement {
 }
 
 impl Calibration {
-    /// Compares a preset with measured steps, and with costs that are fitted to them.
+    /// Compares a preset, and costs fitted to the measurements, with measured steps.
     ///
     /// # Errors
-    /// If there are too few measurements.
+    /// Fails if there are too few measurements.
     pub fn new(preset_cost: CostModel, measured: &[Measurement]) -> Result<Self, ReplayError> {
         let fit = CostModel::fit(measured)?;
         let is_held_back = measured.len() >= STEPS_MIN;
@@ -108,7 +108,7 @@ impl Calibration {
     }
 }
 
-/// The costs that fit all steps but those of one part.
+/// Fits costs to all steps except those of one part.
 fn without(measured: &[Measurement], part: usize) -> Result<CostModel, ReplayError> {
     let others = measured.iter().enumerate().filter(|(place, _)| place % PARTS != part);
     let others: Vec<Measurement> = others.map(|(_, step)| *step).collect();
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
     use crate::cost::StepShape;
 
-    /// Steps that take what a model says, but for a factor.
+    /// Creates steps that take a model's time multiplied by a factor.
     fn measured(cost: &CostModel, factor: f64) -> Vec<Measurement> {
         let mut shapes = Vec::new();
         for tokens in [128, 512, 2048, 8192] {
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_told_by_kind_and_fitting_removes_them() {
+    fn reports_errors_by_kind_and_fit_removes_them() {
         let preset = CostModel::preset("llama-3.1-8b", "h200", 1).unwrap();
         let found = Calibration::new(preset, &measured(&preset, 1.25)).unwrap();
         let kinds: Vec<_> = found.preset.iter().map(|of| (of.kind, of.steps)).collect();
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn with_few_steps_nothing_is_said_of_steps_that_were_not_fitted() {
+    fn few_steps_skip_cross_validation() {
         let preset = CostModel::preset("llama-3.1-8b", "h200", 1).unwrap();
         let few = &measured(&preset, 1.0)[..10];
         assert_eq!(Calibration::new(preset, few).unwrap().fitted, []);

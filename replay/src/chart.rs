@@ -1,5 +1,5 @@
-//! Plots as SVG: areas and lines over two axes, for the pages of a replay and, as a [`picture`], for whoever else has
-//! figures to show. Lines differ in dashes and points as well as in colour.
+//! Plots as SVG: areas and lines over two axes, for the pages of a replay and, as a [`picture`],
+//! for other figures. Lines differ in dashes and points as well as in colour.
 
 mod layer;
 mod names;
@@ -14,12 +14,12 @@ pub(crate) use self::names::{percent_tick, short_bandwidth, short_count};
 pub use self::picture::{Panel, picture};
 pub use self::scale::Scale;
 
-/// The colours that layers are named by, for light and dark, and the typeface.
+/// Style sheet with the palette for light and dark mode, and the typeface.
 pub(crate) const PALETTE: &str = include_str!("chart/palette.css");
-/// How the parts of a plot look.
+/// Style sheet of plots.
 pub(crate) const STYLE: &str = include_str!("chart/plot.css");
 
-/// Small enough to be read on a phone, where one plot fills the width.
+/// Width of a plot: readable on a phone, where one plot fills the screen.
 const WIDTH: f64 = 430.0;
 const HEIGHT: f64 = 240.0;
 const LEFT: f64 = 72.0;
@@ -30,22 +30,22 @@ const BOTTOM: f64 = 40.0;
 /// A plot.
 #[derive(Debug)]
 pub struct Chart {
-    /// What it is called.
+    /// Title.
     pub title: String,
-    /// What is to be seen, in a sentence.
+    /// Description in a sentence.
     pub note: String,
-    /// From left to right.
+    /// Horizontal axis.
     pub x: Scale,
-    /// From bottom to top.
+    /// Vertical axis.
     pub y: Scale,
-    /// What is drawn.
+    /// Layers, from back to front.
     pub layers: Vec<Layer>,
-    /// What a pointer is told: a place on the x axis and lines of text.
+    /// Tooltips: a place on the x axis and lines of text.
     pub tips: Vec<(f64, String)>,
 }
 
 impl Chart {
-    /// The plot with title and legend, as part of a page.
+    /// Renders the plot with title and legend, as part of a page.
     pub(crate) fn figure(&self) -> Markup {
         let tips = (!self.tips.is_empty()).then(|| self.tips_json());
         html! {
@@ -63,7 +63,7 @@ impl Chart {
         }
     }
 
-    /// Axes and layers.
+    /// Renders axes and layers.
     fn drawing(&self) -> Markup {
         html! {
             (self.axes())
@@ -73,7 +73,7 @@ impl Chart {
 
     fn axes(&self) -> Markup {
         let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
-        // A name at the edge would be cut off if it stood in the middle.
+        // A centred label at the edge would be cut off.
         let name_at = |x: f64| match x > right - 14.0 {
             true => (WIDTH - 2.0, "end"),
             false => (x, "middle"),
@@ -115,7 +115,7 @@ impl Chart {
     }
 }
 
-/// A tenth of a unit is less than anybody sees.
+/// Formats a coordinate with one decimal: finer differences are invisible.
 fn tenths(value: f64) -> String {
     format!("{value:.1}")
 }

@@ -1,4 +1,4 @@
-//! Workers of different kinds and roles, and workers that die and come back.
+//! Worker groups, roles and outages.
 
 use serde::{Deserialize, Serialize};
 use terrace_scheduler::{Config as SchedulerConfig, RateConfig};
@@ -7,59 +7,58 @@ use crate::config::{Config, LinksConfig};
 use crate::cost::CostModel;
 use crate::error::ReplayError;
 
-/// Further workers that differ from the first. They have the same model and pages of the same size, so
-/// that all can use what is in L3.
+/// A group of further workers that differ from the first. Model and page size are the same, so that
+/// all workers share L3.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WorkerGroup {
-    /// How many there are.
+    /// Number of workers.
     pub workers: u32,
-    /// GPUs of each.
+    /// GPUs of each worker.
     pub gpus: u32,
-    /// What an hour of one of these GPUs costs.
+    /// Price of a GPU hour.
     pub gpu_hour: f64,
     /// Pages of each worker's device tier.
     pub device_pages: u32,
     /// Pages of each worker's host tier.
     pub host_pages: u32,
-    /// How long a step takes.
+    /// Step costs.
     pub cost: CostModel,
     /// The links of each worker.
     pub links: LinksConfig,
 }
 
-/// A time in which a worker is not there. It loses everything that it has on device and host; requests
-/// that it had begin anew elsewhere.
+/// An outage of a worker. Its device and host tiers are lost, and its requests restart elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Outage {
-    /// Which worker, counted from 0.
+    /// Number of the worker, from 0.
     pub worker: u32,
-    /// When it dies.
+    /// Time of the failure.
     pub from_us: u64,
-    /// When it is back, with empty caches.
+    /// Time of the recovery, with empty caches.
     pub to_us: u64,
 }
 
-/// What a worker does for a request.
+/// Role of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// All of it.
+    /// Prefill and decode.
     Both,
     /// Everything up to the first token.
     Prefill,
-    /// Everything after it.
+    /// Everything after the first token.
     Decode,
 }
 
 impl Config {
-    /// How many workers there are, of all kinds.
+    /// Returns the number of workers of all groups.
     #[must_use]
     pub fn workers_in_all(&self) -> u32 {
         self.also.iter().fold(self.workers, |sum, group| sum.saturating_add(group.workers))
     }
 
-    /// The kind of each worker, those of the first kind first.
+    /// Returns the group of each worker, those of the first group first.
     pub(crate) fn kinds(&self) -> Vec<WorkerGroup> {
         let first = WorkerGroup {
             workers: self.workers,
@@ -74,7 +73,7 @@ impl Config {
         groups.flat_map(|group| std::iter::repeat_n(group, group.workers as usize)).collect()
     }
 
-    /// What a worker does.
+    /// Returns the role of a worker.
     pub(crate) fn role(&self, worker: u32) -> Role {
         match self.prefill_workers {
             0 => Role::Both,
@@ -83,7 +82,8 @@ impl Config {
         }
     }
 
-    /// The scheduler of a worker: what the user has set, and speeds that fit the model of its machine.
+    /// Returns the scheduler configuration of a worker: the user's settings, and rates that match
+    /// its machine.
     pub(crate) fn scheduler_of(&self, kind: &WorkerGroup) -> SchedulerConfig {
         let mut scheduler = self.scheduler.clone();
         scheduler.cache.device_pages = kind.device_pages;

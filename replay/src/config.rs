@@ -1,4 +1,4 @@
-//! What a replay is told: the machines, the schedulers that run on them, and how requests arrive.
+//! Configuration of a replay: the machines, their schedulers, and the arrival of requests.
 
 use serde::{Deserialize, Serialize};
 use terrace_scheduler::{
@@ -14,155 +14,154 @@ use crate::machine::{Gpu, ModelSpec};
 use crate::prices::Prices;
 use crate::slo::Slo;
 
-/// Everything that can be set about a replay. The same trace and the same configuration give the
-/// same report, to the byte.
+/// Complete configuration of a replay. The same trace and configuration give a byte-identical
+/// report.
 ///
-/// The default is one worker with Llama 3.1 8B on one H100, a host tier of four times the device, and
-/// an L3 without a limit.
+/// The default is one worker with Llama 3.1 8B on one H100, a host tier of four times the device,
+/// and an L3 without a limit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// What the model is called. What it costs is told below.
+    /// Name of the model. Its costs are set below.
     pub model: String,
-    /// What the GPU is called.
+    /// Name of the GPU.
     pub gpu: String,
-    /// Workers, each with a device and a host tier of its own. They share one L3.
+    /// Number of workers, each with its own device and host tier. They share one L3.
     pub workers: u32,
-    /// GPUs of each worker: what they cost depends on it.
+    /// GPUs of each worker; prices depend on it.
     pub gpus: u32,
-    /// Further workers of other kinds.
+    /// Worker groups beyond the first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub also: Vec<WorkerGroup>,
-    /// So many workers, the first, compute prompts only, and the others only decode; 0 if all do both. KV
-    /// goes from one to the other through host memory and L3.
+    /// Number of leading workers that only compute prompts, while the others only decode; 0 if all
+    /// do both. KV passes between them through host memory and L3.
     pub prefill_workers: u32,
-    /// When workers are not there.
+    /// Outages of workers.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub outages: Vec<Outage>,
-    /// Which worker a request goes to.
+    /// Routing of requests.
     pub router: RouterConfig,
-    /// How requests arrive.
+    /// Arrival of requests.
     pub arrival: Arrival,
-    /// Whether turns of a session wait for the answers before them.
+    /// Dependence of session turns on earlier answers.
     pub sessions: Sessions,
-    /// Requests that come first are not measured: they find empty caches.
+    /// Initial requests excluded from measurement: they find empty caches.
     pub warm_up: WarmUp,
-    /// What users are promised.
+    /// Service-level objective.
     pub slo: Slo,
-    /// What hardware costs.
+    /// Prices of hardware.
     pub prices: Prices,
-    /// Requests that wait at a worker's scheduler at the most; further ones wait before it, in the
-    /// order of their arrival. A scheduler looks into L3 when it is given a request, so one that is
-    /// given hours too early finds too little, and holds memory for nothing.
+    /// Largest number of requests that wait at a worker's scheduler; further ones wait in front of
+    /// it, in order of arrival. A scheduler looks a request up in L3 when it gets it: a lookup
+    /// hours too early finds too little, and prefetched pages occupy memory.
     pub waiting_max: u32,
-    /// The scheduler of each worker. Replay sets what it needs itself: KV events, transitions, and
-    /// the assumed rates where they are left at `None` in [`Config::rates`].
+    /// Scheduler configuration of each worker. The replay sets KV events, transitions, and the
+    /// assumed rates that [`Config::rates`] leaves at `None`.
     pub scheduler: SchedulerConfig,
-    /// What the schedulers assume about speed until they have measured it; without it, what the
-    /// model of costs and links says.
+    /// Initial rate assumptions of the schedulers; `None` takes them from the cost and link models.
     pub rates: Option<RateConfig>,
-    /// How long a step takes.
+    /// Step costs.
     pub cost: CostModel,
-    /// Bytes of KV for one token, each counted once however many ranks have it.
+    /// Bytes of KV per token, not counting copies on other ranks.
     pub kv_bytes_per_token: u64,
     /// The links of each worker.
     pub links: LinksConfig,
-    /// The store that all workers share. Used only if the scheduler's configuration has an L3.
+    /// The shared store. Used only if the scheduler's configuration has an L3.
     pub store: StoreConfig,
-    /// What the dice of failures start from.
+    /// Seed of random failures.
     pub seed: u64,
 }
 
-/// How requests are sent to workers.
+/// Configuration of the router.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RouterConfig {
-    /// By what they are sent.
+    /// Routing policy.
     pub routing: Routing,
-    /// What a token of the prompt of a request that is alive counts for, as a share of one that has yet
-    /// to be computed: whoever decodes reads it in every step.
+    /// Load weight of a context token of a live request, relative to a token to compute: a decode
+    /// reads it in every step.
     pub decode_weight: f64,
-    /// How long what a worker tells of its cache takes to arrive.
+    /// Delay of KV events on their way to the router.
     pub event_delay_us: u64,
 }
 
-/// Whether turns of a session wait for the answers before them.
+/// Dependence of session turns on earlier answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Sessions {
-    /// They do, and then for as long as their user thinks. Where `speed_up` changes the pace, sessions begin
-    /// sooner or later, and users think as long as ever.
+    /// A turn waits for the answer before it, plus the user's think time. `speed_up` changes the
+    /// start of sessions, but not think times.
     #[default]
     Wait,
-    /// All requests come at the times of the trace.
+    /// All requests arrive at the times of the trace.
     ByTheClock,
 }
 
-/// Which requests are not measured.
+/// Requests excluded from measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum WarmUp {
-    /// The first of them, as a share of all.
+    /// A leading share of all requests.
     Share(f64),
-    /// Those that arrive before this time.
+    /// Requests that arrive before a time.
     Until {
-        /// Counted from the first arrival.
+        /// Time from the first arrival.
         time_us: u64,
     },
 }
 
-/// Which worker a request goes to.
+/// Policy that selects the worker of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Routing {
-    /// One after the other.
+    /// In turn.
     #[default]
     #[serde(alias = "round_robin")]
     RoundRobin,
-    /// Where the least is to be done.
+    /// The worker with the least load.
     #[serde(alias = "least_loaded")]
     LeastLoaded,
-    /// Where earlier requests of its session went; the first of a session where the least is to be
-    /// done. Requests without a session belong together if their prompts begin with the same block.
+    /// The worker of the session's earlier requests; for a first request the least loaded. Requests
+    /// without a session form a group if their prompts begin with the same block.
     #[serde(alias = "session_affine")]
     SessionAffine,
-    /// Where most of its prompt is cached, as far as KV events tell, unless that worker has much
-    /// more to do than the others.
+    /// The worker with the longest cached prefix, as reported by KV events, unless its load is much
+    /// higher than that of the others.
     #[serde(alias = "prefix_aware")]
     PrefixAware {
-        /// How many tokens of cached prompt outweigh one token that a worker still has to compute:
-        /// 0 looks at the prefix alone.
+        /// Number of cached prompt tokens that outweigh one token of load: 0 considers only the
+        /// prefix.
         load_weight: f64,
     },
 }
 
-/// How requests arrive.
+/// Arrival of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Arrival {
     /// At the times of the trace.
     Trace {
-        /// By how much faster than the trace says: 2 halves every gap.
+        /// Speed relative to the trace: 2 halves every gap.
         speed_up: f64,
     },
-    /// In the order of the trace, so that so many are alive at any time.
+    /// In the order of the trace, with a fixed number of live requests.
     ClosedLoop {
-        /// Requests alive at once.
+        /// Number of live requests.
         concurrency: u32,
     },
 }
 
-/// What one link can do.
+/// Performance of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinkConfig {
-    /// What every transfer takes besides its bytes.
+    /// Time of each transfer beside its bytes.
     pub latency_us: u64,
-    /// Bytes that it carries in a second.
+    /// Bandwidth.
     pub bytes_per_second: u64,
 }
 
-/// The links of one worker. Each direction is a link of its own.
+/// The links of one worker; the directions are independent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LinksConfig {
@@ -176,40 +175,39 @@ pub struct LinksConfig {
     pub host_to_l3: LinkConfig,
 }
 
-/// The store that all workers share.
+/// The shared store.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct StoreConfig {
-    /// Pages that it holds at the most, the least recently used going first; without it there is no
-    /// limit.
+    /// Capacity in pages, with LRU eviction; unlimited if absent.
     pub pages_max: Option<u64>,
-    /// How long it takes to say which pages it has.
+    /// Time of a lookup.
     pub probe_latency_us: u64,
-    /// What it delivers to all workers together.
+    /// Read bandwidth of all workers together.
     pub read: LinkConfig,
-    /// What it takes from all workers together.
+    /// Write bandwidth of all workers together.
     pub write: LinkConfig,
-    /// The share of probes that fail.
+    /// Share of lookups that fail.
     pub probe_failure_rate: f64,
-    /// The share of reads that fail.
+    /// Share of reads that fail.
     pub read_failure_rate: f64,
-    /// The share of reads that deliver only the first of their pages.
+    /// Share of reads that return only a prefix of their pages.
     pub short_read_rate: f64,
-    /// The share of writes that fail.
+    /// Share of writes that fail.
     pub write_failure_rate: f64,
 }
 
-/// Tokens in a page where nothing else is said.
+/// Default number of tokens in a page.
 const PAGE_SIZE: u32 = 16;
-/// The model where nothing else is said.
+/// Default model.
 pub const DEFAULT_MODEL: ModelSpec = ModelSpec::LLAMA_3_1_8B;
-/// The GPU where nothing else is said.
+/// Default GPU.
 pub const DEFAULT_GPU: Gpu = Gpu::H100;
-/// GPUs of a worker where nothing else is said.
+/// Default number of GPUs per worker.
 pub const DEFAULT_GPUS: u32 = 1;
-/// The most workers that are simulated.
+/// Largest number of simulated workers.
 pub const WORKERS_MAX: u32 = 1024;
-/// The most tokens that a device or host tier may have.
+/// Largest device or host tier, in tokens.
 pub const TIER_TOKENS_MAX: u64 = 1 << 36;
 
 impl Default for Config {
@@ -257,12 +255,12 @@ impl Default for StoreConfig {
     }
 }
 
-/// How pages are copied between host and device.
+/// Copies of pages between host and device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copies {
-    /// The way.
+    /// Copy method.
     pub way: CopyWay,
-    /// Consecutive bytes of a page in a GPU's memory; without it, what the model's layers have.
+    /// Consecutive bytes of a page in GPU memory; derived from the model if absent.
     pub piece_bytes: Option<u64>,
     /// Tokens in a page.
     pub page_size: u32,
@@ -275,9 +273,9 @@ impl Default for Copies {
 }
 
 impl LinksConfig {
-    /// The links of a worker with a model on so many GPUs. Each GPU has its own way to the host and its
-    /// own network adapter; KV that several GPUs have goes to each of them, so that these ways together
-    /// carry no more of it than there are different parts.
+    /// Returns the links of a worker with a model on `tensor_parallel` GPUs. Each GPU has its own
+    /// link to the host and its own network adapter. KV that several GPUs replicate is sent to each
+    /// of them, so the combined bandwidth counts only distinct parts.
     #[must_use]
     pub fn of_machine(model: &ModelSpec, gpu: &Gpu, tensor_parallel: u32, copies: &Copies) -> Self {
         let piece_bytes =
@@ -301,8 +299,9 @@ impl LinksConfig {
 }
 
 impl Config {
-    /// One worker with a model on so many GPUs: costs, links and sizes follow from both. The device
-    /// tier has [what fits](ModelSpec::device_tokens), the host four times that, and L3 has no limit.
+    /// Returns the configuration of one worker with a model on `tensor_parallel` GPUs, with costs,
+    /// links and sizes derived from both. The device tier holds [what
+    /// fits](ModelSpec::device_tokens), the host tier four times that, and L3 is unlimited.
     #[must_use]
     pub fn for_machine(model: &ModelSpec, gpu: &Gpu, tensor_parallel: u32) -> Self {
         let page_size = PAGE_SIZE;
@@ -352,23 +351,23 @@ impl Config {
         }
     }
 
-    /// The model and what it runs on, as people say it. Of several kinds of workers it is the first.
+    /// Returns a readable name of the model and its hardware; that of the first worker group.
     #[must_use]
     pub fn machine(&self) -> String {
         let others = if self.also.is_empty() { "" } else { " and others" };
         format!("{} on {} x {}{others}", self.model, self.gpus, self.gpu.to_uppercase())
     }
 
-    /// Bytes of one page.
+    /// Returns the bytes of one page.
     #[must_use]
     pub fn page_bytes(&self) -> u64 {
         self.kv_bytes_per_token * u64::from(self.scheduler.cache.page_size)
     }
 
-    /// Whether this configuration can be replayed.
+    /// Checks that this configuration can be replayed.
     ///
     /// # Errors
-    /// The first setting that cannot, and its limits.
+    /// Returns the first invalid setting and its limits.
     pub fn check(&self) -> Result<(), ReplayError> {
         self.scheduler.check()?;
         let refuse =
@@ -501,8 +500,8 @@ impl Config {
     }
 }
 
-/// A store that is asked for everything it might have and waited for, so that what a tier is worth
-/// can be seen; what it costs shows in the latencies.
+/// Returns an L3 configuration that reads all it can and waits for it, so that the benefit of a
+/// tier is visible; its cost shows in the latencies.
 fn replay_l3() -> L3Config {
     L3Config {
         prefetch_threshold_pages: 1,

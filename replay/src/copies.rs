@@ -1,25 +1,24 @@
-//! How fast pages go between host and device: that depends on how large their pieces are, and on the way
-//! in which they are copied.
+//! Copy rates between host and device, by piece size and copy method.
 
 use serde::{Deserialize, Serialize};
 
-/// The way in which scattered pieces are copied between host and device.
+/// Method of copying scattered pieces between host and device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CopyWay {
-    /// A kernel reads and writes pinned memory: the size of pieces hardly matters.
+    /// A kernel accesses pinned memory; piece size hardly matters.
     #[default]
     Kernel,
-    /// One call for all pieces of a transfer, carried out by the copy engines.
+    /// One call per transfer, executed by the copy engines.
     Batch,
-    /// One call for each piece.
+    /// One call per piece.
     Single,
 }
 
-/// Bytes of a piece and what was reached with such pieces.
+/// Bytes of a piece, and the measured rate.
 type Measured = (f64, f64);
 
-/// One large copy where the figures below were measured: an H200 on PCIe 5.
+/// Peak rate of the machine where the figures below were measured: an H200 on PCIe 5.
 const PEAK: f64 = 55.3e9;
 const KIB: f64 = 1024.0;
 const MIB: f64 = 1024.0 * KIB;
@@ -44,8 +43,8 @@ const SINGLE: &[Measured] =
     &[(16.0 * KIB, 5.1e9), (64.0 * KIB, 15.1e9), (256.0 * KIB, 33.9e9), (2.0 * MIB, 51.2e9)];
 
 impl CopyWay {
-    /// What pieces of this size reach to the device, on a link that carries `peak` bytes a second in one
-    /// large copy.
+    /// Returns the rate of pieces of a size to the device, on a link whose large copies reach
+    /// `peak` bytes per second.
     #[must_use]
     pub fn to_device(self, piece_bytes: u64, peak: f64) -> f64 {
         match self {
@@ -55,7 +54,7 @@ impl CopyWay {
         }
     }
 
-    /// The same to the host.
+    /// Returns the same rate to the host.
     #[must_use]
     pub fn to_host(self, piece_bytes: u64, peak: f64) -> f64 {
         match self {
@@ -66,16 +65,17 @@ impl CopyWay {
     }
 }
 
-/// What is reached on another link: a piece takes its bytes' time there, and what it took beyond them
-/// where it was measured.
+/// Converts a measured rate to another link: the bytes of a piece take that link's time, and the
+/// measured overhead stays.
 fn reached(table: &[Measured], piece_bytes: u64, peak: f64) -> f64 {
     let bytes = piece_bytes.max(1) as f64;
     let beyond_s = piece_s(table, bytes) - bytes / PEAK;
     bytes / (bytes / peak + beyond_s.max(0.0))
 }
 
-/// How long a piece took. Between measured sizes the rate goes evenly with the logarithm of the size;
-/// smaller ones take as long as the smallest, and larger ones lose no more than the largest.
+/// Returns the measured time of a piece. Rates are interpolated over the logarithm of the size.
+/// Smaller pieces take as long as the smallest measured one; larger pieces have the overhead of the
+/// largest.
 fn piece_s(table: &[Measured], bytes: f64) -> f64 {
     let (Some(&first), Some(&last)) = (table.first(), table.last()) else { return bytes / PEAK };
     if bytes <= first.0 {
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn measured_sizes_reach_what_was_measured() {
+    fn measured_sizes_have_measured_rates() {
         near(CopyWay::Batch.to_device(16 << 10, PEAK), 4.0e9);
         near(CopyWay::Batch.to_host(256 << 10, PEAK), 50.8e9);
         near(CopyWay::Single.to_device(64 << 10, PEAK), 15.1e9);
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn larger_pieces_are_never_slower_and_none_beats_the_link() {
+    fn rates_grow_with_size_up_to_the_peak() {
         for way in [CopyWay::Kernel, CopyWay::Batch, CopyWay::Single] {
             for peak in [25e9, PEAK] {
                 let rates = (9..24).map(|power| way.to_device(1 << power, peak));
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn very_small_pieces_cost_a_call_each() {
+    fn tiny_pieces_cost_a_call_each() {
         let [small, half] = [8 << 10, 4 << 10].map(|bytes| CopyWay::Single.to_device(bytes, PEAK));
         assert!((1.9..2.1).contains(&(small / half)), "{small} {half}");
     }

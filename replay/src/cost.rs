@@ -1,11 +1,11 @@
-//! How long a step takes, by what it consists of.
+//! Step times by the composition of a step.
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::ReplayError;
 use crate::machine::{Gpu, ModelSpec};
 
-/// How long a step takes:
+/// Cost model of a step, in terms of:
 ///
 /// ```text
 /// step + max(weights + experts x share of them that is needed,
@@ -14,38 +14,38 @@ use crate::machine::{Gpu, ModelSpec};
 ///      + prefill_pair x pairs + decode_context x context of the decodes
 /// ```
 ///
-/// Reading the weights and multiplying with them overlap, so the longer of the two counts. Of a
-/// mixture's experts those are read that some token of the step goes to: with tokens that choose
-/// independently, `1 - (1 - expert_share)^tokens` of them. What GPUs exchange after each part of a
-/// layer is waited for. A pair is a token of a prefill chunk together with one that it attends to;
-/// the context of a decode is what it reads of the cache.
+/// Reading the weights and multiplying with them overlap, so the longer of the two counts. A step
+/// reads the experts that its tokens select: with independent tokens, `1 - (1 -
+/// expert_share)^tokens` of them. Exchanges between GPUs after each part of a layer are not
+/// overlapped. A pair is a token of a prefill chunk together with one that it attends to; the
+/// context of a decode is what it reads of the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CostModel {
-    /// Every step.
+    /// Constant part of a step.
     pub step_ns: f64,
-    /// Reading the weights that every token needs, once.
+    /// One read of the weights that every token needs.
     pub weights_ns: f64,
-    /// Reading all experts of a mixture once.
+    /// One read of all experts of a mixture.
     #[serde(default)]
     pub experts_ns: f64,
-    /// The share of the experts that one token goes to.
+    /// Share of the experts that one token uses.
     #[serde(default)]
     pub expert_share: f64,
-    /// Each token, for what GPUs that share the model exchange about it.
+    /// Exchange between the GPUs that share the model, per token.
     #[serde(default)]
     pub exchange_token_ns: f64,
-    /// Each token of a prefill chunk.
+    /// Per token of a prefill chunk.
     pub prefill_token_ns: f64,
-    /// Each pair of a token of a prefill chunk and one up to it.
+    /// Per pair of a prefill token and a token that it attends to.
     pub prefill_pair_ns: f64,
-    /// Each request that decodes.
+    /// Per decoding request.
     pub decode_row_ns: f64,
-    /// Each token before those that decode.
+    /// Per token of context of a decode.
     pub decode_context_ns: f64,
 }
 
-/// What a step consists of, as far as its cost goes.
+/// The composition of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepShape {
     /// Tokens of prefill chunks.
@@ -54,7 +54,7 @@ pub struct StepShape {
     pub prefill_pairs: u64,
     /// Requests that decode.
     pub decode_rows: u64,
-    /// The tokens before those.
+    /// Total context of those requests.
     pub decode_context: u64,
 }
 
@@ -67,26 +67,26 @@ impl StepShape {
     }
 }
 
-/// The share of a GPU's peak that matrix products reach.
+/// Share of a GPU's peak that matrix products reach.
 const PRODUCT_EFFICIENCY: f64 = 0.55;
-/// The share of a GPU's peak that attention over a prompt reaches.
+/// Share of a GPU's peak that prompt attention reaches.
 const ATTENTION_EFFICIENCY: f64 = 0.40;
-/// The share of a GPU's memory bandwidth that is reached.
+/// Share of a GPU's memory bandwidth that is reached.
 const MEMORY_EFFICIENCY: f64 = 0.75;
-/// What every step takes on the host: launching, sampling, bookkeeping.
+/// Host time per step: launch, sampling, bookkeeping.
 const STEP_OVERHEAD_NS: f64 = 500_000.0;
-/// One exchange of results between the GPUs that share a model, besides its bytes.
+/// Latency of one exchange between the GPUs that share a model.
 const EXCHANGE_NS: f64 = 10_000.0;
-/// After attention and after the feed-forward part.
+/// One after attention, one after the feed-forward part.
 const EXCHANGES_PER_LAYER: f64 = 2.0;
-/// What is exchanged is 16 bits wide.
+/// Exchanged values have 16 bits.
 const ACTIVATION_BYTES: f64 = 2.0;
 
 impl CostModel {
-    /// The costs of a model on so many GPUs, both by name.
+    /// Returns the costs of a model on `tensor_parallel` GPUs, both by name.
     ///
     /// # Errors
-    /// If model or GPU is not known, or there is no GPU.
+    /// Fails if the model or the GPU is unknown, or there is no GPU.
     pub fn preset(model: &str, gpu: &str, tensor_parallel: u32) -> Result<Self, ReplayError> {
         let (model, gpu) = (ModelSpec::named(model)?, Gpu::named(gpu)?);
         if !(1..=64).contains(&tensor_parallel) {
@@ -97,9 +97,9 @@ impl CostModel {
         Ok(Self::of_machine(&model, &gpu, tensor_parallel))
     }
 
-    /// The costs of a model on so many GPUs: what bounds each part, compute, memory or the links between
-    /// GPUs, at the share of the peak that such kernels reach (55 % for products, 40 % for attention over
-    /// a prompt, 75 % for reading memory).
+    /// Returns the costs of a model on `tensor_parallel` GPUs. Each part is bounded by compute,
+    /// memory or the links between GPUs, at typical shares of the peak (55 % for products, 40 % for
+    /// prompt attention, 75 % for memory reads).
     #[must_use]
     pub fn of_machine(model: &ModelSpec, gpu: &Gpu, tensor_parallel: u32) -> Self {
         let gpus = f64::from(tensor_parallel);
@@ -111,7 +111,8 @@ impl CostModel {
         let pair_flops = 2.0 * layers * f64::from(model.attention_width);
         let read_ns = |parameters: f64| parameters * model.weight_bytes / (memory * gpus);
         let exchanges = if tensor_parallel > 1 { EXCHANGES_PER_LAYER * layers } else { 0.0 };
-        // Around a ring every GPU passes on all but its own part of the sums, and then of the results.
+        // In a ring, every GPU forwards all but its own part, first of the sums and then of the
+        // results.
         let passed_on = 2.0 * (gpus - 1.0) / gpus;
         let exchanged_bytes = exchanges * f64::from(model.hidden_width) * ACTIVATION_BYTES;
         Self {
@@ -127,7 +128,7 @@ impl CostModel {
         }
     }
 
-    /// How long a step takes.
+    /// Returns the time of a step.
     #[must_use]
     pub fn step_ns(&self, shape: &StepShape) -> u64 {
         self.in_femtoseconds().step_ns(shape)
@@ -175,7 +176,7 @@ impl CostModel {
     }
 }
 
-/// The same in whole femtoseconds, so that time is a sum of integers.
+/// The cost model in integer femtoseconds, so that times are integer sums.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepCost {
     step: u64,
@@ -200,24 +201,24 @@ impl StepCost {
         let read = u128::from(self.weights + self.experts_for(tokens));
         let exchange = part(self.exchange_token, tokens);
         let fs = u128::from(self.step) + products.max(read) + exchange + attention;
-        // Steps take less than hours, and long divisions are slow.
+        // Typical times fit 64 bits, and 128-bit division is slow.
         match u64::try_from(fs) {
             Ok(fs) => fs / 1_000_000,
             Err(_) => u64::try_from(fs / 1_000_000).unwrap_or(u64::MAX),
         }
     }
 
-    /// Reading the experts that some of so many tokens go to.
+    /// Returns the time to read the experts that `tokens` tokens select.
     fn experts_for(&self, tokens: u64) -> u64 {
         if self.experts == 0 {
             return 0;
         }
-        // The system's own powers differ from machine to machine in the last digits.
+        // The system's `pow` differs between machines in the last digits.
         let spared = libm::pow(1.0 - self.expert_share, tokens as f64);
         (self.experts as f64 * (1.0 - spared)).round() as u64
     }
 
-    /// In whole microseconds, at least one.
+    /// Returns whole microseconds, at least one.
     pub(crate) fn step_us(&self, shape: &StepShape) -> u64 {
         self.step_ns(shape).div_ceil(1000).max(1)
     }
@@ -228,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_decode_waits_for_the_weights_and_a_long_prefill_for_the_products() {
+    fn decode_is_weight_bound_and_long_prefill_compute_bound() {
         let cost = CostModel::preset("llama-3.1-8b", "h100", 1).unwrap();
         let one = StepShape { decode_rows: 1, decode_context: 1, ..StepShape::default() };
         let ms = cost.step_ns(&one) as f64 / 1e6;
@@ -240,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_cost_what_the_whole_costs_in_pairs() {
+    fn chunking_keeps_the_number_of_pairs() {
         let (mut whole, mut parts) = (StepShape::default(), StepShape::default());
         whole.add_chunk(100, 50);
         parts.add_chunk(100, 20);
@@ -249,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn two_gpus_are_faster_than_one_but_not_twice() {
+    fn two_gpus_are_less_than_twice_as_fast() {
         let steps = [1, 2].map(|gpus| {
             let cost = CostModel::preset("llama-3.1-70b", "h200", gpus).unwrap();
             cost.step_ns(&StepShape { decode_rows: 8, ..StepShape::default() })
@@ -264,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn gpus_wait_for_the_bytes_that_they_exchange() {
+    fn exchange_takes_time_per_byte() {
         // 8,192 tokens of 8,192 numbers, twice in each of 80 layers, 7/4 of it over each GPU's link.
         for (gpu, expected) in [("h100", 80.0..90.0), ("l40s", 1450.0..1600.0)] {
             let with = CostModel::preset("llama-3.1-70b", gpu, 8).unwrap();
@@ -277,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_mixture_those_experts_are_read_that_some_token_goes_to() {
+    fn reads_only_selected_experts() {
         let cost = CostModel::preset("deepseek-v3", "h200", 8).unwrap();
         let read_ms = |rows| {
             let shape = StepShape { decode_rows: rows, ..StepShape::default() };
@@ -292,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn kv_that_every_gpu_has_is_read_by_every_gpu() {
+    fn replicated_kv_is_read_by_every_gpu() {
         let context_ns =
             |model, gpus| CostModel::preset(model, "h200", gpus).unwrap().decode_context_ns;
         assert_eq!(context_ns("deepseek-v3", 8), context_ns("deepseek-v3", 1));
@@ -301,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_is_answered_with_those_that_are_known() {
+    fn unknown_name_error_lists_known_names() {
         let error = CostModel::preset("gpt-9", "h100", 1).unwrap_err().to_string();
         assert!(error.contains("gpt-9") && error.contains("qwen2.5-32b"), "{error}");
     }

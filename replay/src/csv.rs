@@ -1,12 +1,12 @@
-//! Figures as CSV, for spreadsheets and for plotting them again.
+//! CSV output, for spreadsheets and plots.
 
 use serde_json::Value;
 
 use crate::report::Report;
 use crate::sweep::Sweep;
 
-/// The configurations of a sweep, one a line: values on the axes first, then every figure under the
-/// name that it has as JSON, nested names joined by `_`.
+/// Returns the configurations of a sweep, one per line: axis values first, then every figure under
+/// its JSON name, with nested names joined by `_`.
 #[must_use]
 pub fn sweep_csv(sweep: &Sweep) -> String {
     let mut names: Vec<String> =
@@ -31,7 +31,7 @@ pub fn sweep_csv(sweep: &Sweep) -> String {
     lines(&names, rows)
 }
 
-/// How one replay went over time: a line for each interval, and the time at which it begins.
+/// Returns the time series of one replay: a line per interval, with its start time.
 #[must_use]
 pub fn series_csv(report: &Report) -> String {
     let value = serde_json::to_value(&report.series).unwrap_or_default();
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn every_line_has_every_column() {
+    fn every_line_has_all_columns() {
         let trace = Synthetic { requests: 60, ..Synthetic::default() }.trace().unwrap();
         let mut options = Options::default();
         options.set(Setting::Device, "200k");
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_break_a_line_is_quoted() {
+    fn quotes_special_characters() {
         let row = vec!["a,b".to_owned(), "say \"x\"".to_owned()];
         assert_eq!(
             lines(&["one".to_owned(), "two".to_owned()], vec![row]),

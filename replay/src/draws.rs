@@ -1,27 +1,27 @@
-//! What made-up requests and failures draw, computed without the system's mathematics: it is the same on every
-//! machine.
+//! Random draws for synthetic requests and failures. They avoid the system's math library, so they
+//! are the same on every machine.
 
 use terrace_kit::Dice;
 
 pub(crate) trait Draws {
-    /// True in this share of cases. Nothing is drawn where there is nothing to decide.
+    /// Returns true with this probability. Rates of 0 and 1 consume no randomness.
     fn happens(&mut self, rate: f64) -> bool;
-    /// True in so many of a hundred cases.
+    /// Returns true with a probability of `chance` percent.
     fn percent(&mut self, chance: u64) -> bool;
-    /// Times between events that know nothing of each other.
+    /// Returns an exponentially distributed time.
     fn exponential(&mut self, mean: f64) -> f64;
-    /// Lengths and times as they are in practice: half are below the median, and a few are far above.
-    /// `spread` is the standard deviation of the logarithm.
+    /// Returns a log-normal length or time. `spread` is the standard deviation of the logarithm.
     fn skewed(&mut self, median: f64, spread: f64) -> f64;
-    /// The same as a number of tokens within limits.
+    /// Returns a log-normal number of tokens within limits.
     fn skewed_tokens(&mut self, median: u32, spread: f64, most: u32) -> u32;
-    /// A number from 1 on with this mean, each further one as likely as the one before.
+    /// Returns a geometrically distributed number from 1 on.
     fn geometric(&mut self, mean: f64) -> u32;
-    /// A place below `count`; the first are the most popular, the n-th about 1/n as much.
+    /// Returns a Zipf-distributed place below `count`: the n-th has about 1/n of the popularity of
+    /// the first.
     fn popular(&mut self, count: u64) -> u64;
 }
 
-/// Above 0, and at most 1.
+/// Returns a number above 0 and at most 1.
 fn unit(dice: &mut Dice) -> f64 {
     ((dice.word() >> 11) + 1) as f64 / (1u64 << 53) as f64
 }

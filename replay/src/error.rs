@@ -1,75 +1,75 @@
-//! Why a replay cannot be done.
+//! Errors of a replay.
 
 use terrace_scheduler::ConfigError;
 use thiserror::Error;
 
-/// Why a replay cannot be done, or why its result is not to be trusted.
+/// The reason for which a replay failed or its result is invalid.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum ReplayError {
-    /// The scheduler's configuration cannot work.
+    /// The scheduler's configuration is invalid.
     #[error("scheduler.{0}")]
     Scheduler(#[from] ConfigError),
-    /// Something else about the configuration cannot work.
+    /// Another setting is invalid.
     #[error("{setting} = {value}: {limits}")]
     Setting {
-        /// The setting, as in the configuration.
+        /// Name of the setting.
         setting: &'static str,
-        /// What it was set to.
+        /// Its value.
         value: String,
-        /// What it may be.
+        /// Valid values.
         limits: &'static str,
     },
-    /// No such model or GPU is known.
+    /// The model or GPU is unknown.
     #[error("unknown {kind} {name:?}: use one of {known}, or give measurements")]
     UnknownPreset {
-        /// Model or GPU.
+        /// "model" or "GPU".
         kind: &'static str,
-        /// What was asked for.
+        /// Requested name.
         name: String,
-        /// What there is.
+        /// Known names.
         known: String,
     },
     /// Measurements that cannot be read or used.
     #[error("measurements, line {line}: {problem}")]
     Measurement {
-        /// The line, counted from 1.
+        /// Line, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// Problem.
         problem: String,
     },
-    /// Too few measurements for what is to be fitted.
+    /// There are too few measurements for a fit.
     #[error("{given} measurements are too few: give at least {needed} of different steps")]
     TooFewMeasurements {
-        /// How many there are.
+        /// Number of measurements.
         given: usize,
-        /// How many it takes.
+        /// Required number.
         needed: usize,
     },
-    /// There is nothing to replay.
+    /// The trace has no requests.
     #[error("the trace has no requests")]
     EmptyTrace,
-    /// More was reused than the trace allows: the figures would be wrong.
+    /// More tokens were reused than the trace allows, so the figures are wrong.
     #[error(
         "{reused_tokens} prompt tokens were reused, but the trace allows only {ceiling_tokens}: \
          this is a bug in replay, please report it with trace and configuration"
     )]
     AboveCeiling {
-        /// What was counted.
+        /// Reused tokens.
         reused_tokens: u64,
-        /// What the trace allows.
+        /// Ceiling of the trace.
         ceiling_tokens: u64,
     },
-    /// Requests are left that nothing will ever wake.
+    /// Requests are left without a pending event.
     #[error(
         "{left} requests never ended: this is a bug in replay or in the scheduler, please report \
          it with trace and configuration"
     )]
     Stuck {
-        /// How many.
+        /// Number of such requests.
         left: u64,
     },
-    /// Whoever asked for it does not want it any more.
+    /// The caller stopped the replay.
     #[error("the replay was stopped")]
     Stopped,
 }

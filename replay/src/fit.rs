@@ -1,11 +1,11 @@
-//! Fits the cost model to measured steps.
+//! Fit of the cost model to measured steps.
 
 use serde::{Deserialize, Serialize};
 
 use crate::cost::{CostModel, StepShape};
 use crate::error::ReplayError;
 
-/// A step that was measured.
+/// A measured step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Measurement {
@@ -18,45 +18,45 @@ pub struct Measurement {
     /// Requests that decode.
     #[serde(default)]
     pub decode_rows: u64,
-    /// The tokens before those.
+    /// Total context of those requests.
     #[serde(default)]
     pub decode_context: u64,
-    /// How long the step took.
+    /// Time of the step.
     pub step_us: f64,
 }
 
-/// A cost model that was fitted, and how well it fits.
+/// A fitted cost model and its residuals.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Fit {
     /// The costs.
     pub cost: CostModel,
     /// Steps that it was fitted to.
     pub measurements: usize,
-    /// The root of the mean squared residual.
+    /// Root mean square residual.
     pub residual_us: f64,
-    /// The mean of the residuals' sizes as shares of the measured times.
+    /// Mean absolute residual, as a share of the measured time.
     pub relative_residual: f64,
 }
 
-/// A constant, the weights, and the four counts of a step.
+/// Terms of the fit: a constant, the weights, and the four counts of a step.
 const PARTS: usize = 6;
-/// The place of the weights among them.
+/// Index of the weights term.
 const WEIGHTS: usize = 1;
-/// How many divisions into steps that wait for the weights and others are tried.
+/// Largest number of divisions into weight-bound and compute-bound steps to try.
 const DIVISIONS_MAX: usize = 24;
-/// How often one is corrected.
+/// Largest number of corrections of a division.
 const CORRECTIONS_MAX: usize = 12;
-/// How much of the error must go for the weights to be believed in.
+/// Error ratio below which a fit with a weights term is preferred.
 const BETTER: f64 = 0.98;
-/// The most measurements that are read.
+/// Largest number of measurements.
 const MEASUREMENTS_MAX: usize = 1 << 20;
 
 impl Measurement {
-    /// Reads measurements: as JSON, one object a line, or as CSV with the same names in its first
+    /// Reads measurements: JSON with one object per line, or CSV with the same names in its first
     /// line.
     ///
     /// # Errors
-    /// The first line that is not understood.
+    /// Returns the first line that is invalid.
     pub fn parse(text: &str) -> Result<Vec<Self>, ReplayError> {
         let mut lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
         let Some((_, first)) = lines.clone().next() else { return Ok(Vec::new()) };
@@ -117,7 +117,7 @@ impl Measurement {
         Err(ReplayError::Measurement { line, problem })
     }
 
-    /// What it consists of.
+    /// Returns the composition of the step.
     #[must_use]
     pub fn shape(&self) -> StepShape {
         StepShape {
@@ -128,7 +128,7 @@ impl Measurement {
         }
     }
 
-    /// How long it would take at these costs.
+    /// Returns the predicted time at these costs.
     #[must_use]
     pub fn predicted_us(&self, cost: &CostModel) -> f64 {
         cost.step_ns(&self.shape()) as f64 / 1000.0
@@ -138,7 +138,8 @@ impl Measurement {
         self.prefill_tokens + self.decode_rows
     }
 
-    /// What its time is a sum of: for a step that waits for the weights, these instead of products.
+    /// Returns the terms of the step's time: a weight-bound step has the weights term instead of
+    /// products.
     fn parts(&self, waits_for_weights: bool) -> [f64; PARTS] {
         let products = f64::from(u8::from(!waits_for_weights));
         [
@@ -167,20 +168,20 @@ fn bounded(
 }
 
 impl CostModel {
-    /// The costs that fit the measured steps best, by least squares of the errors as shares of the
-    /// measured times, so that short steps count as much as long ones. No cost is negative: a part that
-    /// would be is left out, and the others are fitted again.
+    /// Fits costs to measured steps by least squares of the relative errors, so that short steps
+    /// count as much as long ones. Costs are non-negative: a term that would be negative is
+    /// dropped, and the others are fitted again.
     ///
-    /// Which steps wait for the weights and which for the products is not known beforehand: several
-    /// divisions by the number of tokens are tried, each is corrected by what was fitted until it is
-    /// its own result, and the best is taken. Experts and what GPUs exchange cannot be told apart from
-    /// the rest, and show in it.
+    /// It is unknown which steps are bound by the weights and which by products. Several divisions
+    /// by the number of tokens are tried; each is corrected by its fit until it is stable, and the
+    /// best is taken. Experts and exchanges between GPUs cannot be separated from the other terms,
+    /// and are included in them.
     ///
     /// # Errors
-    /// If there are too few measurements.
+    /// Fails if there are too few measurements.
     pub fn fit(measurements: &[Measurement]) -> Result<Fit, ReplayError> {
-        // What never happened has no cost that could be told; the weights are for those divisions in
-        // which somebody waits for them.
+        // A term that is always zero cannot be fitted; the weights term is used only in divisions
+        // with weight-bound steps.
         let counts = |part: usize| measurements.iter().any(|m| m.parts(false)[part] != 0.0);
         let used: [bool; PARTS] = std::array::from_fn(counts);
         let needed = used.iter().filter(|used| **used).count().max(2);
@@ -221,7 +222,8 @@ impl Fit {
     }
 }
 
-/// Numbers of tokens up to which steps may wait for the weights: those that occur, or some of them.
+/// Returns candidates for the largest number of tokens of a weight-bound step: those that occur, or
+/// a sample of them.
 fn divisions(measurements: &[Measurement]) -> Vec<u64> {
     let mut tokens: Vec<u64> = measurements.iter().map(Measurement::tokens).collect();
     tokens.sort_unstable();
@@ -230,7 +232,7 @@ fn divisions(measurements: &[Measurement]) -> Vec<u64> {
     tokens.into_iter().step_by(every).collect()
 }
 
-/// Fits with the steps of up to so many tokens waiting for the weights, and corrects who does.
+/// Fits with the steps of up to `tokens` tokens as weight-bound, and corrects the division.
 fn fit_divided(measurements: &[Measurement], mut used: [bool; PARTS], tokens: u64) -> Fit {
     used[WEIGHTS] = true;
     let mut waits: Vec<bool> = measurements.iter().map(|m| m.tokens() <= tokens).collect();
@@ -251,7 +253,7 @@ fn fit_divided(measurements: &[Measurement], mut used: [bool; PARTS], tokens: u6
     Fit::new(cost, measurements)
 }
 
-/// Costs none of which is negative.
+/// Fits non-negative costs.
 fn solve_positive(
     measurements: &[Measurement],
     waits: &[bool],
@@ -277,8 +279,8 @@ fn solve_positive(
     }
 }
 
-/// Least squares over the parts in use, by the normal equations. Columns are scaled to the same
-/// size first, for pairs are millions where rows are dozens.
+/// Least squares over the terms in use, by the normal equations. Columns are scaled to equal size
+/// first, because pairs are in the millions and rows in the dozens.
 fn solve(measurements: &[Measurement], waits: &[bool], used: &[bool; PARTS]) -> [f64; PARTS] {
     let relative = |(measurement, &waits): (&Measurement, &bool)| {
         measurement.parts(waits).map(|part| part / measurement.step_us)
@@ -308,7 +310,7 @@ fn solve(measurements: &[Measurement], waits: &[bool], used: &[bool; PARTS]) -> 
     costs
 }
 
-/// Gauss's elimination with the largest pivot; what the equations leave open is 0.
+/// Gaussian elimination with partial pivoting; undetermined values are 0.
 fn eliminate(mut rows: [[f64; PARTS + 1]; PARTS]) -> [f64; PARTS] {
     let tiny = 1e-12 * rows.iter().flatten().fold(0.0f64, |most, value| most.max(value.abs()));
     let mut pivot_of = [None; PARTS];
@@ -374,7 +376,8 @@ mod tests {
         }
     }
 
-    /// Steps as an engine has them: prompts in chunks, decodes of few and of many, and both together.
+    /// Creates typical steps of an engine: chunks of prompts, decodes of few and of many requests,
+    /// and mixed steps.
     fn usual_steps(cost: &CostModel, noise: f64) -> Vec<Measurement> {
         let mut shapes = Vec::new();
         for chunk in [16, 64, 256, 1024, 4096, 8192] {
@@ -404,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn the_weights_are_found_where_some_steps_wait_for_them() {
+    fn fits_weights_of_weight_bound_steps() {
         for (model, gpu) in
             [("llama-3.1-8b", "h200"), ("qwen2.5-32b", "h100"), ("mistral-7b", "l40s")]
         {
@@ -426,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn known_costs_are_found_again() {
+    fn fit_recovers_known_costs() {
         let fit = CostModel::fit(&measured(&known(), 0.0)).unwrap();
         let (found, known) = (fit.cost, known());
         let pairs = [
@@ -443,13 +446,13 @@ mod tests {
     }
 
     #[test]
-    fn the_residual_tells_of_noise() {
+    fn residual_reflects_noise() {
         let fit = CostModel::fit(&measured(&known(), 0.05)).unwrap();
         assert!((0.03..0.07).contains(&fit.relative_residual), "{fit:?}");
     }
 
     #[test]
-    fn no_cost_is_negative() {
+    fn fitted_costs_are_non_negative() {
         let mut measurements = measured(&known(), 0.0);
         for measurement in &mut measurements {
             measurement.step_us = 1000.0 + 1e9 / (1.0 + measurement.decode_rows as f64);
@@ -460,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn csv_and_json_say_the_same() {
+    fn csv_and_json_are_equivalent() {
         let csv = "decode_rows, decode_context, step_us\n8, 1000, 7000.5\n\n9, 2000, 7100\n";
         let json = "{\"decode_rows\":8,\"decode_context\":1000,\"step_us\":7000.5}\n\
                     {\"decode_rows\":9,\"decode_context\":2000,\"step_us\":7100}\n";
@@ -470,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_not_understood_is_named() {
+    fn error_names_the_invalid_line() {
         for (text, line) in [
             ("decode_rows,step_us\n1,2\n3\n", 3),
             ("decode_rows,step_us\n1,2\n\nx,3\n", 4),

@@ -1,14 +1,14 @@
-//! Counts values in buckets whose width grows with the value: bounded memory, a known precision.
+//! A histogram whose buckets grow with the value: bounded memory and a fixed relative precision.
 
 use crate::report::{CurvePoint, Distribution};
 
-/// Buckets for each power of two: neighbours differ by 0.4 % at the most.
+/// Bits of sub-buckets for each power of two: neighbours differ by at most 0.4 %.
 const SUB_BITS: u32 = 8;
 const SUB: u64 = 1 << SUB_BITS;
-/// A curve has so many points at the most.
+/// Largest number of points of a curve.
 const CURVE_POINTS_MAX: usize = 200;
 
-/// How often which values occurred, in microseconds. Up to 256 it is exact.
+/// Counts of values in microseconds. Exact up to 256.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Histogram {
     counts: Vec<u64>,
@@ -46,8 +46,7 @@ impl Histogram {
         }
     }
 
-    /// The cumulative distribution, at the buckets that hold something; thinned out if there are
-    /// many.
+    /// Returns the cumulative distribution at the non-empty buckets, thinned out if there are many.
     pub(crate) fn curve_ms(&self) -> Vec<CurvePoint> {
         let filled = self.counts.iter().filter(|count| **count > 0).count();
         let mut points = Vec::new();
@@ -55,7 +54,7 @@ impl Histogram {
         for (bucket, &count) in self.counts.iter().enumerate().filter(|(_, count)| **count > 0) {
             below += count;
             seen += 1;
-            // The n-th of so many is kept if it begins a new part of the curve; the last always is.
+            // A point is kept if it starts a new part of the curve; the last point always is.
             let part = |nth: usize| nth * (CURVE_POINTS_MAX - 1) / filled;
             if seen == 1 || seen == filled || part(seen) > part(seen - 1) {
                 let share = below as f64 / self.count as f64;
@@ -77,7 +76,7 @@ impl Histogram {
         self.max as f64 / 1000.0
     }
 
-    /// The largest value that the bucket can hold, or that there was.
+    /// Returns the upper bound of the bucket, or the largest recorded value.
     fn top_us(&self, bucket: usize) -> u64 {
         (first_of(bucket + 1) - 1).min(self.max)
     }
@@ -104,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_value_lies_in_its_bucket() {
+    fn values_lie_in_their_buckets() {
         for value in (0..100_000).chain([1 << 40, (1 << 40) - 1, u64::MAX >> 3]) {
             let bucket = bucket_of(value);
             assert!(first_of(bucket) <= value && value < first_of(bucket + 1), "{value}");
@@ -131,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_may_count_many_times() {
+    fn counts_repeated_values() {
         let mut histogram = Histogram::default();
         histogram.record(100, 99);
         histogram.record(5000, 1);

@@ -1,5 +1,5 @@
-//! Reports as pages: one file that needs nothing else, drawn here, for light and dark, large and small
-//! screens. The only script shows values at the pointer.
+//! Reports as pages: a single self-contained file for light and dark mode, large and small screens.
+//! The only script shows values at the pointer.
 
 mod coarse;
 mod plots;
@@ -17,21 +17,22 @@ use crate::sweep::Sweep;
 const STYLE: &str = include_str!("html/page.css");
 const SCRIPT: &str = include_str!("html/page.js");
 
-/// The page of one replay; `trace` is what its trace is called.
+/// Renders the page of one replay; `trace` is the name of its trace.
 #[must_use]
 pub fn report_page(trace: &str, report: &Report) -> String {
     document(&format!("Replay of {trace}"), &report::body(trace, report), report)
 }
 
-/// The page that compares the replays of a sweep.
+/// Renders the page that compares the replays of a sweep.
 #[must_use]
 pub fn sweep_page(trace: &str, sweep: &Sweep) -> String {
     document(&format!("Sweep over {trace}"), &sweep::body(trace, sweep), sweep)
 }
 
-/// A page, with the figures behind it as JSON, so that they can be drawn again in other ways.
+/// Renders a page with the figures as embedded JSON, for other plots.
 fn document(title: &str, body: &Markup, data: &impl Serialize) -> String {
-    // A script has no escapes, and ends at a tag. JSON needs this sign only in strings, where it can be written so.
+    // A script element has no escapes and ends at a tag. In JSON this character occurs only in
+    // strings, where it can be escaped.
     let data = serde_json::to_string(data).unwrap_or_default().replace('<', "\\u003c");
     let page = html! {
         (DOCTYPE)
@@ -53,27 +54,27 @@ fn document(title: &str, body: &Markup, data: &impl Serialize) -> String {
     page.into_string()
 }
 
-/// What was done with which trace, and on what.
+/// Renders the heading: the operation, the trace and the machine.
 fn heading(what: &str, trace: &str, machine: &str) -> Markup {
     html! { h1 { (what) " " (trace) " " span.quiet { (machine) } } }
 }
 
-/// A part of a page.
+/// Renders a section of a page.
 fn section(title: &str, content: &Markup) -> Markup {
     html! { section { h2 { (title) } (content) } }
 }
 
-/// Plots side by side.
+/// Renders plots side by side.
 fn chart_section(title: &str, charts: &[Chart]) -> Markup {
     section(title, &html! { div.plots { @for chart in charts { (chart.figure()) } } })
 }
 
-/// A name in a legend, and the colour that stands for it.
+/// Renders a legend entry: a name and its colour.
 fn key(colour: &str, name: &str) -> Markup {
     html! { li { span.key style={ "--c:var(--" (colour) ")" } {} (name) } }
 }
 
-/// A table whose first row names the columns.
+/// Renders a table with column titles.
 fn table(names: &[&str], rows: &[Vec<String>]) -> Markup {
     html! {
         div.table {
@@ -85,13 +86,13 @@ fn table(names: &[&str], rows: &[Vec<String>]) -> Markup {
     }
 }
 
-/// What a cell of a table that can be ordered says, and the number that it is ordered by.
+/// A cell of a sortable table: its text, and its sort key.
 struct Cell {
     text: String,
     value: Option<f64>,
 }
 
-/// A table that is ordered by the column whose name is pressed.
+/// Renders a table that is sorted by a click on a column title.
 fn sortable_table(names: &[&str], rows: &[Vec<Cell>], best: usize) -> Markup {
     html! {
         div.table {
@@ -111,7 +112,7 @@ fn sortable_table(names: &[&str], rows: &[Vec<Cell>], best: usize) -> Markup {
     }
 }
 
-/// A figure at the top of a page.
+/// Renders a key figure.
 fn figure(name: &str, value: &str, more: &str) -> Markup {
     html! { div { dt { (name) } dd { (value) small { (more) } } } }
 }
@@ -123,11 +124,11 @@ pub(crate) mod tests {
     use crate::sweep::Axis;
     use crate::trace::{Synthetic, Trace, TraceBuilder};
 
-    /// Closes what it may stand in, and opens what would take the rest of the page with it.
+    /// A string that would close its element and inject a script if it were not escaped.
     const HOSTILE: &str = "</title></style><!--<script>alert(1)</script>\"' onload=x &.jsonl";
 
-    /// Every element that has content is closed in order, and every value quoted. What is in `script` and `style`
-    /// is not looked at.
+    /// Asserts that all elements are closed in order and all values quoted. The content of `script`
+    /// and `style` is not checked.
     pub(crate) fn assert_well_formed(markup: &str) {
         let mut open: Vec<&str> = Vec::new();
         let mut rest = markup.strip_prefix("<!DOCTYPE html>").unwrap_or(markup);
@@ -156,7 +157,8 @@ pub(crate) mod tests {
         assert_eq!(open, [""; 0]);
     }
 
-    /// Nothing is loaded, and a hostile text is `shown` as often as it should be and is nowhere part of the markup.
+    /// Asserts that a page loads nothing, and that the hostile text is shown `shown` times and is
+    /// never markup.
     fn assert_self_contained(page: &str, shown: usize) {
         for reference in ["http:", "https:", "src=", "href=", "url(", "@import", "fetch("] {
             assert!(!page.contains(reference), "{reference}");
@@ -178,7 +180,7 @@ pub(crate) mod tests {
         assert!(page.contains("&quot;' onload=x &amp;.jsonl"));
     }
 
-    /// The figures, as a reader of the page gets them.
+    /// Returns the embedded figures.
     fn data(page: &str) -> serde_json::Value {
         let start = page.find("<script id=\"data\"").expect("figures");
         let start = start + page[start..].find('>').unwrap() + 1;
@@ -201,7 +203,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_page_of_a_replay_is_well_formed_and_needs_nothing_else() {
+    fn replay_page_is_well_formed_and_self_contained() {
         for trace in traces() {
             let mut report = crate::replay(&trace, &small_options().config().unwrap()).unwrap();
             report.config.model = HOSTILE.to_owned();
@@ -216,10 +218,10 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_page_of_a_sweep_is_well_formed_and_needs_nothing_else() {
+    fn sweep_page_is_well_formed_and_self_contained() {
         let axes = ["host=0,200k", "policy=lru,slru", "l3=0,unlimited", "order=arrival,priority"];
         let axes: Vec<Axis> = axes.iter().map(|text| Axis::parse(text).unwrap()).collect();
-        // With one, two and four axes: plots of their own for what is too much for one.
+        // With one, two and four axes: separate plots for the dimensions that do not fit one.
         for count in [1, 2, 4] {
             let sweep =
                 Sweep::run(&traces()[0], &small_options(), axes[..count].to_vec(), 2, &|| {});
@@ -248,7 +250,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_figures_are_in_the_page() {
+    fn page_embeds_the_figures() {
         let report = crate::replay(&traces()[1], &small_options().config().unwrap()).unwrap();
         let data = data(&report_page("trace", &report));
         assert_eq!(data["finished"], report.finished);

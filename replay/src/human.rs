@@ -1,31 +1,31 @@
-//! Numbers as people read them: three digits, and the unit that fits.
+//! Human-readable numbers: three digits and a suitable unit.
 
-/// A number of things, like `12.0k` or `3.41M`.
+/// Formats a count, like `12.0k` or `3.41M`.
 #[must_use]
 pub fn count(value: f64) -> String {
     scaled(value, 1000.0, &["", "k", "M", "G", "T"], "")
 }
 
-/// Bytes, like `640 MiB`.
+/// Formats bytes, like `640 MiB`.
 #[must_use]
 pub fn bytes(value: f64) -> String {
     scaled(value, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB"], " ")
 }
 
-/// Bytes in a second, like `25.0 GB/s`: as links are sold.
+/// Formats a bandwidth in decimal units, like `25.0 GB/s`.
 #[must_use]
 pub fn bandwidth(value: f64) -> String {
     scaled(value, 1000.0, &["B/s", "kB/s", "MB/s", "GB/s", "TB/s"], " ")
 }
 
-/// A share, like `37.4 %`.
+/// Formats a share, like `37.4 %`.
 #[must_use]
 pub fn percent(share: f64) -> String {
     let digits = usize::from(share.abs() < 0.9995 && share != 0.0);
     format!("{:.digits$} %", share * 100.0)
 }
 
-/// A time, like `312 ms` or `1 h 02 min`.
+/// Formats a time, like `312 ms` or `1 h 02 min`.
 #[must_use]
 pub fn milliseconds(value: f64) -> String {
     if value >= 60_000.0 {
@@ -41,7 +41,7 @@ pub fn milliseconds(value: f64) -> String {
     }
 }
 
-/// A longer time, like `48 s` or `1 h 02 min`.
+/// Formats a longer time, like `48 s` or `1 h 02 min`.
 #[must_use]
 pub fn seconds(value: f64) -> String {
     let whole = value.round() as u64;
@@ -55,7 +55,7 @@ pub fn seconds(value: f64) -> String {
     }
 }
 
-/// A whole number with its thousands apart, like `12,031`.
+/// Formats an integer with thousands separators, like `12,031`.
 #[must_use]
 pub fn whole(value: u64) -> String {
     let digits = value.to_string();
@@ -72,7 +72,7 @@ pub fn whole(value: u64) -> String {
 fn scaled(value: f64, base: f64, units: &[&str], space: &str) -> String {
     let mut value = value;
     let mut unit = 0;
-    // What would be rounded up to the next unit belongs to it.
+    // A value that would be rounded up to the next unit is shown in that unit.
     while value.abs() >= base * 0.9995 && unit + 1 < units.len() {
         value /= base;
         unit += 1;
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn times_have_the_unit_that_fits() {
+    fn times_use_a_suitable_unit() {
         let times = [0.0, 0.25, 1.0, 312.4, 1234.0, 12_345.0, 75_000.0].map(milliseconds);
         let expected = ["0 ms", "250 µs", "1.00 ms", "312 ms", "1.23 s", "12.3 s", "1 min 15 s"];
         assert_eq!(times, expected);

@@ -1,21 +1,21 @@
-//! Links: what moves pages has a bandwidth, and whoever comes later waits.
+//! Links with a bandwidth, on which transfers queue.
 
 use serde::Serialize;
 
 use crate::config::LinkConfig;
 use crate::report::{LinkName, LinkUse};
 
-/// A link that carries one transfer after the other.
+/// A link that carries one transfer at a time.
 ///
-/// First come, first served: that is how copy engines and connections work off what they are given,
-/// and a transfer's end is known when it begins, so nothing is ever planned anew. All transfers
-/// together take as long as if they shared the bandwidth; the mean is no worse. The latency does not
-/// occupy the link: the next transfer's bytes follow at once.
+/// First come, first served, as in copy engines and connections: the end of a transfer is known
+/// when it starts, so no event is ever rescheduled. The total time equals that of fair sharing, and
+/// the mean is no worse. The latency does not occupy the link: the next transfer's bytes follow at
+/// once.
 #[derive(Clone, Debug)]
 pub(crate) struct Link {
     latency_us: u64,
     bytes_per_second: u64,
-    /// When it can take something else, in nanoseconds.
+    /// Time from which the link is free, in nanoseconds.
     free_at_ns: u64,
     transfers: u64,
     bytes: u64,
@@ -23,12 +23,12 @@ pub(crate) struct Link {
     waited_ns: u128,
 }
 
-/// When bytes are on a link.
+/// Times of a transfer on a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Carried {
     pub(crate) start_ns: u64,
-    /// Until when they take all of the link: others may have it then, even if the last of these bytes
-    /// have not come yet from where they come from.
+    /// End of the link's occupancy: later transfers can start then, even if the last bytes have not
+    /// arrived from their source yet.
     pub(crate) busy_until_ns: u64,
     pub(crate) end_ns: u64,
 }
@@ -46,7 +46,7 @@ impl Link {
         }
     }
 
-    /// Carries bytes from this moment on, or when those before them are through.
+    /// Schedules bytes behind the transfers already on the link.
     pub(crate) fn carry(&mut self, now_us: u64, bytes: u64) -> Carried {
         self.carry_behind(
             now_us,
@@ -55,14 +55,14 @@ impl Link {
         )
     }
 
-    /// Carries bytes that come over another link: the first not before that has begun, the last not
-    /// before that has ended. A faster link behind a slower one is taken only for as long as it needs
-    /// for these bytes itself, so that what comes from others fits between.
+    /// Schedules bytes that arrive over another link: the start is not before that link's start,
+    /// and the end not before its end. A faster link behind a slower one is occupied only for its
+    /// own share of the time, so other transfers fit in between.
     pub(crate) fn carry_behind(&mut self, now_us: u64, source: Carried, bytes: u64) -> Carried {
         let start_ns = self.free_at_ns.max(source.start_ns);
         let needs_ns = u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_second);
         let needs_ns = u64::try_from(needs_ns).unwrap_or(u64::MAX);
-        // A link that is busy for centuries is so for ever.
+        // Saturation: a link that is busy for centuries.
         let busy_until_ns = start_ns.saturating_add(needs_ns);
         self.free_at_ns = busy_until_ns;
         self.transfers += 1;
@@ -93,7 +93,7 @@ impl Link {
 }
 
 impl Carried {
-    /// The moment at which the last byte has arrived, rounded up.
+    /// Returns the arrival time of the last byte, rounded up.
     pub(crate) fn arrival_us(self, latency_us: u64) -> u64 {
         self.end_ns.div_ceil(1000) + latency_us
     }
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_comes_later_waits_for_those_before() {
+    fn later_transfers_wait() {
         let mut link = link(1_000_000_000);
         let first = link.carry(100, 1_000_000);
         assert_eq!(first, carried(100_000, 1_100_000));
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_over_two_links_take_as_long_as_over_the_slower() {
+    fn two_links_take_the_time_of_the_slower() {
         for (store, network) in [(2_000_000_000, 1_000_000_000), (1_000_000_000, 2_000_000_000)] {
             let (mut store, mut network) = (link(store), link(network));
             let read = store.carry(0, 1_000_000);
@@ -140,24 +140,24 @@ mod tests {
     }
 
     #[test]
-    fn a_fast_link_behind_a_slow_one_is_mostly_free() {
+    fn fast_link_behind_a_slow_one_is_mostly_free() {
         let (mut slow, mut fast) = (link(1_000_000_000), link(4_000_000_000));
         let sent = slow.carry(0, 1_000_000);
         let written = fast.carry_behind(0, sent, 1_000_000);
         assert_eq!((written.busy_until_ns, written.end_ns), (250_000, 1_000_000));
-        // Another worker's bytes have room beside them.
+        // Another worker's bytes fit beside them.
         let mut other = link(1_000_000_000);
         let sent = other.carry(0, 1_000_000);
         assert_eq!(fast.carry_behind(0, sent, 1_000_000).end_ns, 1_000_000);
         let used = fast.report(LinkName::StoreWrite, None, 1_000);
         assert!((used.busy - 0.5).abs() < 1e-9, "{used:?}");
-        // Where they do not fit, whoever comes later waits.
+        // Transfers that do not fit are delayed.
         let late: Vec<u64> = (0..4).map(|_| fast.carry_behind(0, sent, 1_000_000).end_ns).collect();
         assert_eq!(late, [1_000_000, 1_000_000, 1_250_000, 1_500_000]);
     }
 
     #[test]
-    fn all_together_take_as_long_as_their_bytes() {
+    fn total_time_equals_total_bytes() {
         let mut link = link(3_000_000);
         let last = (0..100).map(|bytes| link.carry(0, bytes * 1000).end_ns).last();
         assert!(last.unwrap().abs_diff(4_950_000 * 1_000 / 3) < 100);

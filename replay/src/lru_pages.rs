@@ -1,4 +1,4 @@
-//! Pages of a store with a limit: the least recently used goes first.
+//! The pages of a limited store with LRU eviction.
 
 use terrace_cache::HashedMap;
 use terrace_scheduler::{L3Path, PageKey};
@@ -7,41 +7,41 @@ use crate::page_set::digest;
 
 const NONE: u32 = u32::MAX;
 
-/// So many pages at the most. Of pages that were used together the first counts as used last, since without it the
-/// others are of no use.
+/// An LRU set of pages with a capacity. Of pages used together the first counts as used last,
+/// because the others are useless without it.
 ///
-/// Pages are used along their sequences, many at a time, so the order of their use is kept by runs of them, of which
-/// there are few. Only the first page of a run can be looked up; the others are found by going along their sequence,
-/// which is why paths are asked for, not pages.
+/// Pages are used along their sequences, many at a time, so the LRU order is kept by runs of pages,
+/// of which there are few. Only the first page of a run is indexed; the others are found by
+/// following their sequence. Operations therefore take paths, not pages.
 #[derive(Clone, Debug)]
 pub(crate) struct LruPages {
     pages_max: u64,
     len: u64,
     evicted: u64,
-    /// The digests of all runs, and between them those that have gone.
+    /// Digests of all runs, and gaps of evicted ones.
     log: Vec<u64>,
     runs: Vec<Run>,
     vacant: Vec<u32>,
-    /// The run that begins with a page.
+    /// Run by the digest of its first page.
     starts: HashedMap<u64, u32>,
     newest: u32,
     oldest: u32,
-    /// The runs that an operation uses: empty between operations.
+    /// Runs that the current operation uses; empty between operations.
     used: Vec<Used>,
 }
 
-/// A run that an operation uses all of.
+/// A run of which an operation uses all pages.
 #[derive(Clone, Copy, Debug)]
 struct Used {
     run: u32,
-    /// Whether it follows, in its sequence, the one that is used before it.
+    /// True if it follows the run used before it in its sequence.
     follows: bool,
 }
 
-/// Pages that follow each other in their sequence and were last used together.
+/// Pages that are consecutive in their sequence and were last used together.
 #[derive(Clone, Copy, Debug)]
 struct Run {
-    /// Where in the log its first page is.
+    /// Position of its first page in the log.
     at: usize,
     len: u32,
     newer: u32,
@@ -71,7 +71,7 @@ impl LruPages {
         }
     }
 
-    /// Uses the pages that are asked for, and puts in those that are missing.
+    /// Marks the pages of a path as used, and inserts missing ones.
     pub(crate) fn insert(&mut self, path: &L3Path<'_>) {
         let mut before = None;
         for piece in path.pieces() {
@@ -94,7 +94,7 @@ impl LruPages {
         }
     }
 
-    /// Uses the first pages that are asked for, which are there.
+    /// Marks the first pages of a path, which are present, as used.
     pub(crate) fn touch(&mut self, path: &L3Path<'_>, mut pages: usize) {
         let mut before = None;
         for piece in path.pieces() {
@@ -113,7 +113,7 @@ impl LruPages {
         self.make_used_newest();
     }
 
-    /// How many of the pages that are asked for, from the first, are there.
+    /// Returns the number of leading pages of a path that are present.
     pub(crate) fn held(&self, path: &L3Path<'_>) -> usize {
         let (mut before, mut held) = (None, 0);
         for piece in path.pieces() {
@@ -139,7 +139,7 @@ impl LruPages {
         self.evicted
     }
 
-    /// Where a page is, given where the one is that it follows.
+    /// Returns the place of a page, given the place of its predecessor.
     #[inline]
     fn place(&self, before: Option<Place>, digest: u64) -> Option<Place> {
         if let Some(Place { run, offset }) = before {
@@ -152,8 +152,9 @@ impl LruPages {
         self.starts.get(&digest).map(|&run| Place { run, offset: 0 })
     }
 
-    /// Goes along the run that `before` is in, as far as these pages are the next in it: where it gets to, and what is
-    /// left of them. Of a run, all pages that are gone along are used or none.
+    /// Follows the run of `before` as long as the given pages are the next in it. Returns the place
+    /// reached and the remaining pages. An operation uses all pages of the part that it follows, or
+    /// none.
     #[inline]
     fn go_along<'k>(
         &self,
@@ -166,8 +167,8 @@ impl LruPages {
         (Some(Place { run, offset: offset + same as u32 }), &keys[same..])
     }
 
-    /// A page is used after `before`: tells where it is then. Pages of its run that come before it and are not used
-    /// stay behind.
+    /// Marks a page as used after `before`, and returns its new place. Unused pages before it in
+    /// its run are split off.
     fn use_page(&mut self, before: Option<Place>, place: Place) -> Place {
         if self.is_used(place.run) && place.offset > 0 {
             return place;
@@ -178,8 +179,8 @@ impl LruPages {
         Place { run, offset: 0 }
     }
 
-    /// Puts in a page behind `before`, and those of the following ones that are missing as well, up to the first that
-    /// is not. Uses them, and tells where the first is.
+    /// Inserts a page behind `before`, and the following missing ones up to the first that is
+    /// present. Marks them as used, and returns the place of the first.
     fn append_all(
         &mut self,
         before: Option<Place>,
@@ -196,7 +197,7 @@ impl LruPages {
         Place { run, offset }
     }
 
-    /// Puts in a page behind `before`, and uses it.
+    /// Inserts a page behind `before` and marks it as used.
     #[inline]
     fn append(&mut self, before: Option<Place>, digest: u64) -> Place {
         let at = self.log.len();
@@ -215,7 +216,8 @@ impl LruPages {
         Place { run, offset: 0 }
     }
 
-    /// What lies behind `last` in the run used last is not used: it stays behind. Tells whether `last` is used.
+    /// Splits off the pages behind `last` in the run used last, which are not used. Returns whether
+    /// `last` is used.
     #[inline]
     fn leave(&mut self, last: Option<Place>) -> bool {
         let Some(Place { run, offset }) = last.filter(|last| self.is_used(last.run)) else {
@@ -227,13 +229,13 @@ impl LruPages {
         true
     }
 
-    /// Whether it is the run used last.
+    /// Returns whether it is the run used last.
     fn is_used(&self, run: u32) -> bool {
         self.used.last().is_some_and(|used| used.run == run)
     }
 
-    /// The runs used become the newest, the first of them the newest of all. Those that follow each other in the
-    /// log, too, become one.
+    /// Moves the used runs to the newest position, the first of them last. Merges runs that are
+    /// also consecutive in the log.
     fn make_used_newest(&mut self) {
         while let Some(Used { run, follows }) = self.used.pop() {
             if let Some(&Used { run: front, .. }) = self.used.last().filter(|_| follows)
@@ -262,13 +264,13 @@ impl LruPages {
         }
     }
 
-    /// Where in the log a run ends.
+    /// Returns the end of a run in the log.
     fn end(&self, run: u32) -> usize {
         let Run { at, len, .. } = self.runs[run as usize];
         at + len as usize
     }
 
-    /// The run of the pages from `offset` on: one of its own, which goes before the rest does.
+    /// Splits off the pages from `offset` on into a separate run, which is evicted before the rest.
     fn split(&mut self, run: u32, offset: u32) -> u32 {
         if offset == 0 {
             return run;
@@ -285,7 +287,7 @@ impl LruPages {
         back
     }
 
-    /// A run that can be looked up, linked or not.
+    /// Adds a run to the index.
     fn add(&mut self, run: Run) -> u32 {
         let index = self.vacant.pop().unwrap_or(self.runs.len() as u32);
         self.starts.insert(self.log[run.at], index);
@@ -302,7 +304,7 @@ impl LruPages {
         self.vacant.push(run);
     }
 
-    /// Closes the gaps that what has gone has left in the log.
+    /// Compacts the log.
     fn clean_log(&mut self) {
         let mut runs = Vec::new();
         let mut run = self.oldest;
@@ -354,13 +356,13 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn the_least_recently_used_pages_go_first(
+        fn evicts_the_least_recently_used_pages(
             pages_max in 1usize..40,
             operations in collection::vec(
                 (collection::vec(bool::ANY, 12), array::uniform4(0usize..13), bool::ANY), 1..200),
         ) {
             let mut lru = LruPages::new(pages_max as u64);
-            // From the page that goes next to the one used last.
+            // From the next page to evict to the one used last.
             let mut model = Vec::new();
             let mut evicted = 0;
             for (turns, mut borders, is_insertion) in operations {
@@ -393,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_gone_leaves_the_log_too() {
+    fn log_is_compacted_after_evictions() {
         let mut lru = LruPages::new(100);
         for sequence in 0..4000u64 {
             let turns: Vec<_> = (0..20).map(|page| sequence >> page & 1 == 1).collect();

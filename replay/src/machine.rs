@@ -1,70 +1,69 @@
-//! Models and GPUs that are known by name, and what follows from both: how much KV fits, and how it is
-//! cut up.
+//! Models and GPUs known by name, and the sizes derived from them.
 
 use serde::Serialize;
 
 use crate::error::ReplayError;
 
-/// What is to be known of a model for its cost.
+/// A model, as far as its cost depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct ModelSpec {
-    /// Its name on the command line.
+    /// Name on the command line.
     pub name: &'static str,
-    /// All its weights.
+    /// Number of weights.
     pub parameters: f64,
-    /// The weights that one token is multiplied with; fewer for a mixture of experts.
+    /// Number of weights used for one token; smaller for a mixture of experts.
     pub active_parameters: f64,
-    /// The experts of a layer that a token chooses among; 1 if there is no choice.
+    /// Experts of a layer; 1 without a mixture.
     pub experts: u32,
-    /// How many of them it chooses.
+    /// Experts that a token uses.
     pub experts_per_token: u32,
     /// Bytes of one weight.
     pub weight_bytes: f64,
-    /// Its layers.
+    /// Number of layers.
     pub layers: u32,
-    /// Numbers that stand for a token between layers.
+    /// Values per token between layers.
     pub hidden_width: u32,
-    /// Numbers that stand for a token within the feed-forward part of a layer.
+    /// Values per token within the feed-forward part of a layer.
     pub inner_width: u32,
-    /// Tokens that it knows.
+    /// Size of the vocabulary.
     pub vocabulary: u32,
-    /// Heads that have keys and values of their own; 1 for a latent, which all heads share.
+    /// Heads with separate keys and values; 1 for a latent, which all heads share.
     pub kv_heads: u32,
-    /// Whether keys and values are kept apart; a latent is both.
+    /// True if keys and values are separate; a latent is both.
     pub has_keys_and_values: bool,
-    /// Numbers that one layer keeps for a token: keys and values of its KV heads, or the latent.
+    /// Values that one layer caches per token: keys and values of its KV heads, or the latent.
     pub kv_values_per_layer: u32,
-    /// Bytes of one of those.
+    /// Bytes of a cached value.
     pub kv_value_bytes: u32,
     /// Attention heads times the width of key and value together.
     pub attention_width: u32,
 }
 
-/// A GPU, as far as its cost goes.
+/// A GPU, as far as costs depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Gpu {
-    /// Its name on the command line.
+    /// Name on the command line.
     pub name: &'static str,
-    /// Dense floating-point operations a second, in 16 bits.
+    /// Dense 16-bit floating-point operations per second.
     pub flops: f64,
-    /// Bytes that it reads from its memory in a second.
+    /// Memory bandwidth.
     pub memory_bytes_per_second: f64,
-    /// Bytes of its memory that programs can have.
+    /// Memory available to programs, in bytes.
     pub memory_bytes: u64,
-    /// Bytes that it sends to other GPUs of its machine in a second, and gets from them.
+    /// Bandwidth to and from other GPUs of the machine.
     pub exchange_bytes_per_second: f64,
-    /// Bytes that it exchanges with the host in a second, each way, in one large copy.
+    /// Bandwidth to and from the host in one large copy.
     pub host_bytes_per_second: u64,
-    /// Bytes that the network adapter beside it carries in a second, each way.
+    /// Bandwidth of its network adapter, each way.
     pub network_bytes_per_second: u64,
-    /// What an hour of it costs, with its share of the machine but for host memory.
+    /// Price of an hour, including its share of the machine except host memory.
     pub hour_price: f64,
 }
 
-/// The share of a GPU's memory that engines take unless they are told otherwise. The rest is for the
-/// driver, for libraries and for what cannot be used because of its shape.
+/// Share of GPU memory that engines use by default. The rest is for the driver, libraries and
+/// fragmentation.
 const MEMORY_SHARE: f64 = 0.9;
-/// What recorded launches of steps keep on each GPU.
+/// Memory of recorded step launches on each GPU.
 const GRAPH_BYTES: f64 = (1u64 << 30) as f64;
 /// Rows whose logits are computed at once.
 const LOGIT_ROWS: f64 = 256.0;
@@ -76,7 +75,7 @@ impl ModelSpec {
     /// Llama 3.1, 70 billion parameters.
     pub const LLAMA_3_1_70B: Self =
         Self::plain("llama-3.1-70b", 70.6e9, [80, 8192, 28_672, 128_256], [64, 8]);
-    /// Every model that is known by name.
+    /// All known models.
     pub const ALL: [Self; 7] = [
         Self::LLAMA_3_1_8B,
         Self::LLAMA_3_1_70B,
@@ -84,8 +83,8 @@ impl ModelSpec {
         Self::plain("qwen2.5-32b", 32.8e9, [64, 5120, 27_648, 152_064], [40, 8]),
         Self::plain("qwen2.5-72b", 72.7e9, [80, 8192, 29_568, 152_064], [64, 8]),
         Self::plain("mistral-7b", 7.25e9, [32, 4096, 14_336, 32_768], [32, 8]),
-        // Latent attention: 512 numbers and 64 for the position, whatever the number of heads. Its
-        // weights are 8 bits wide; products are priced as 16 bits.
+        // Latent attention: 512 values and 64 for the position, whatever the number of heads. The
+        // weights have 8 bits; products are priced as 16 bits.
         Self {
             name: "deepseek-v3",
             parameters: 671e9,
@@ -105,7 +104,7 @@ impl ModelSpec {
         },
     ];
 
-    /// A model whose heads are 128 wide and whose weights have 16 bits: its layers, hidden and inner
+    /// Creates a model with heads of width 128 and 16-bit weights: its layers, hidden width, inner
     /// width and vocabulary, and its heads and KV heads.
     const fn plain(name: &'static str, parameters: f64, shape: [u32; 4], heads: [u32; 2]) -> Self {
         let [layers, hidden_width, inner_width, vocabulary] = shape;
@@ -130,15 +129,15 @@ impl ModelSpec {
         }
     }
 
-    /// The model of this name.
+    /// Returns the model of a name.
     ///
     /// # Errors
-    /// If there is none: which there are.
+    /// Fails if it is unknown; the error lists the known ones.
     pub fn named(name: &str) -> Result<Self, ReplayError> {
         find("model", name, &Self::ALL, |model| model.name)
     }
 
-    /// Bytes of KV for one token, each counted once however many ranks have it.
+    /// Returns the bytes of KV per token, not counting copies on other ranks.
     #[must_use]
     pub fn kv_bytes_per_token(&self) -> u64 {
         u64::from(self.layers)
@@ -146,29 +145,29 @@ impl ModelSpec {
             * u64::from(self.kv_value_bytes)
     }
 
-    /// Into how many different parts the KV of a token is divided among so many GPUs: a KV head is not
-    /// cut, so where there are fewer heads than GPUs, several GPUs have the same.
+    /// Returns the number of distinct parts into which the KV of a token is divided among GPUs. A
+    /// KV head is not divided, so with fewer heads than GPUs several GPUs hold the same part.
     #[must_use]
     pub fn kv_parts(&self, tensor_parallel: u32) -> f64 {
         let heads_per_rank = self.kv_heads.div_ceil(tensor_parallel.max(1));
         f64::from(self.kv_heads) / f64::from(heads_per_rank)
     }
 
-    /// Bytes of KV that one of so many GPUs has for a token.
+    /// Returns the bytes of KV per token on one GPU.
     #[must_use]
     pub fn kv_bytes_per_rank(&self, tensor_parallel: u32) -> f64 {
         self.kv_bytes_per_token() as f64 / self.kv_parts(tensor_parallel)
     }
 
-    /// Consecutive bytes of a page in a GPU's memory, where every layer keeps its keys and its values
-    /// in arrays of their own.
+    /// Returns the consecutive bytes of a page in GPU memory, where every layer has separate arrays
+    /// for keys and values.
     #[must_use]
     pub fn piece_bytes(&self, page_size: u32, tensor_parallel: u32) -> u64 {
         let arrays = if self.has_keys_and_values { 2.0 } else { 1.0 } * f64::from(self.layers);
         (self.kv_bytes_per_rank(tensor_parallel) * f64::from(page_size) / arrays) as u64
     }
 
-    /// The share of the experts that a token goes to; 0 if there are none to choose among.
+    /// Returns the share of the experts that a token uses; 0 without a mixture.
     #[must_use]
     pub fn expert_share(&self) -> f64 {
         match self.experts {
@@ -177,7 +176,7 @@ impl ModelSpec {
         }
     }
 
-    /// The weights that every token needs; the others are experts.
+    /// Returns the number of weights that every token needs; the others belong to experts.
     #[must_use]
     pub fn common_parameters(&self) -> f64 {
         let share = self.expert_share();
@@ -188,8 +187,8 @@ impl ModelSpec {
         self.parameters - experts
     }
 
-    /// Bytes that a GPU needs while it computes a step of so many tokens: what stands for them between
-    /// and within layers, and logits.
+    /// Returns the bytes that a GPU needs for a step: activations between and within layers, and
+    /// logits.
     #[must_use]
     pub fn activation_bytes(&self, step_tokens: u32, tensor_parallel: u32) -> f64 {
         let gpus = f64::from(tensor_parallel.max(1));
@@ -199,9 +198,8 @@ impl ModelSpec {
         f64::from(step_tokens) * numbers * 2.0 + logits
     }
 
-    /// Tokens whose KV fits on so many GPUs beside the weights, the activations of a step of so many
-    /// tokens and its recorded launches, within nine tenths of the memory; none if the weights do not
-    /// fit.
+    /// Returns the number of tokens whose KV fits beside the weights, activations and recorded
+    /// launches, in nine tenths of the memory; 0 if the weights do not fit.
     #[must_use]
     pub fn device_tokens(&self, gpu: &Gpu, tensor_parallel: u32, step_tokens: u32) -> u64 {
         let weights = self.parameters * self.weight_bytes / f64::from(tensor_parallel.max(1));
@@ -254,7 +252,7 @@ impl Gpu {
         hour_price: 5.0,
         ..Self::H100
     };
-    /// Nvidia L40S; GPUs reach each other over PCIe.
+    /// Nvidia L40S; GPUs communicate over PCIe.
     pub const L40S: Self = Self {
         name: "l40s",
         flops: 362e12,
@@ -265,13 +263,13 @@ impl Gpu {
         network_bytes_per_second: 25_000_000_000,
         hour_price: 1.0,
     };
-    /// Every GPU that is known by name.
+    /// All known GPUs.
     pub const ALL: [Self; 5] = [Self::A100, Self::H100, Self::H200, Self::B200, Self::L40S];
 
-    /// The GPU of this name.
+    /// Returns the GPU of a name.
     ///
     /// # Errors
-    /// If there is none: which there are.
+    /// Fails if it is unknown; the error lists the known ones.
     pub fn named(name: &str) -> Result<Self, ReplayError> {
         find("GPU", name, &Self::ALL, |gpu| gpu.name)
     }
@@ -303,21 +301,21 @@ mod tests {
     }
 
     #[test]
-    fn the_kv_of_a_token_weighs_what_its_layers_keep() {
+    fn kv_bytes_match_the_layers() {
         assert_eq!(ModelSpec::LLAMA_3_1_8B.kv_bytes_per_token(), 128 * 1024);
         assert_eq!(ModelSpec::LLAMA_3_1_70B.kv_bytes_per_token(), 320 * 1024);
         assert_eq!(deepseek().kv_bytes_per_token(), 61 * 576 * 2);
     }
 
     #[test]
-    fn kv_heads_are_not_cut() {
+    fn kv_heads_are_not_divided() {
         let llama = ModelSpec::LLAMA_3_1_70B;
         assert_eq!([1, 2, 8, 16].map(|gpus| llama.kv_parts(gpus)), [1.0, 2.0, 8.0, 8.0]);
         assert_eq!([1, 8].map(|gpus| deepseek().kv_parts(gpus)), [1.0, 1.0]);
     }
 
     #[test]
-    fn what_every_gpu_has_fits_once() {
+    fn replicated_kv_counts_once() {
         let tokens = deepseek().device_tokens(&Gpu::H200, 8, 8192);
         assert!((500_000..800_000).contains(&tokens), "{tokens}");
         let alone = ModelSpec::LLAMA_3_1_8B.device_tokens(&Gpu::H100, 1, 8192);
@@ -328,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn experts_and_the_rest_are_all_weights() {
+    fn experts_and_common_weights_add_up() {
         let model = deepseek();
         let experts = model.parameters - model.common_parameters();
         let active = model.common_parameters() + experts * model.expert_share();

@@ -1,4 +1,4 @@
-//! What can be chosen about a replay by name, as people write it: on the command line and in sweeps.
+//! Settings of a replay by name, on the command line and in sweeps.
 
 mod quantity;
 mod values;
@@ -22,52 +22,52 @@ use values::{
     share, step_tokens, warm_up, within,
 };
 
-/// Choices on top of the default configuration. The order in which they are made does not matter.
+/// Settings on top of the default configuration. Their order does not matter.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// What steps cost, if it was measured; otherwise it follows from model and GPU.
+    /// Measured step costs; derived from model and GPU if absent.
     pub cost: Option<CostModel>,
     chosen: Vec<(Setting, String)>,
 }
 
-/// A choice that cannot be made.
+/// An invalid setting.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OptionError {
     /// There is no such setting.
     #[error("there is no setting {name:?}; there are {}", Setting::names())]
     Unknown {
-        /// What was asked for.
+        /// Requested name.
         name: String,
     },
-    /// The value is not one that the setting can have.
+    /// The value is invalid for the setting.
     #[error("{setting} {value}: {problem}")]
     Value {
         /// The setting.
         setting: Setting,
-        /// What it was to be.
+        /// Value.
         value: String,
-        /// What it can be.
+        /// Valid values.
         problem: String,
     },
-    /// All of it together cannot work.
+    /// The combination of settings is invalid.
     #[error(transparent)]
     Config(#[from] ReplayError),
 }
 
 macro_rules! settings {
     ($($(#[$doc:meta])* $variant:ident = $name:literal $(or $other:literal)?;)*) => {
-        /// Something that can be chosen by name.
+        /// A setting by name.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Setting {
             $($(#[$doc])* $variant,)*
         }
 
         impl Setting {
-            /// Everything that can be chosen.
+            /// All settings.
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
 
-            /// What it is called.
+            /// Returns the name.
             #[must_use]
             pub fn name(self) -> &'static str {
                 match self {
@@ -75,10 +75,10 @@ macro_rules! settings {
                 }
             }
 
-            /// The setting of a name.
+            /// Returns the setting of a name.
             ///
             /// # Errors
-            /// If there is none: which there are.
+            /// Fails if it is unknown; the error lists the known ones.
             pub fn named(name: &str) -> Result<Self, OptionError> {
                 match name.replace('_', "-").as_str() {
                     $($name $(| $other)? => Ok(Self::$variant),)*
@@ -104,73 +104,73 @@ settings! {
     Host = "host" or "host-tokens";
     /// The size of L3.
     L3 = "l3" or "l3-tokens";
-    /// Which pages go first.
+    /// Eviction policy.
     Policy = "policy";
-    /// When pages are copied to host.
+    /// Write-back policy.
     WritePolicy = "write-policy";
-    /// Who is admitted first.
+    /// Admission order.
     Order = "order";
-    /// Tokens that one step computes at the most.
+    /// Largest number of tokens per step.
     StepTokens = "step-tokens";
-    /// Requests that run at once.
+    /// Largest number of running requests.
     RunningMax = "running-max";
-    /// Requests that a worker's scheduler has before them; the others wait for their turn.
+    /// Largest number of requests at a worker's scheduler; the others wait in front of it.
     WaitingMax = "waiting-max";
-    /// Fewer pages than this are not fetched from L3.
+    /// Smallest number of pages fetched from L3.
     FetchThreshold = "fetch-threshold";
-    /// How long a request waits for what comes from L3.
+    /// Longest wait of a request for L3.
     FetchWait = "fetch-wait";
-    /// Fewer pages than this are not loaded from host.
+    /// Smallest number of pages loaded from host.
     LoadThreshold = "load-threshold";
-    /// Workers with a device and a host tier each.
+    /// Number of workers, each with a device and a host tier.
     Workers = "workers";
-    /// Further workers of other kinds.
+    /// Worker groups beyond the first.
     Also = "also";
-    /// Workers that compute prompts only, while the others only decode.
+    /// Number of workers that only compute prompts, while the others only decode.
     PrefillWorkers = "prefill-workers";
-    /// When workers are not there.
+    /// Outages of workers.
     Outages = "outages";
-    /// Which worker a request goes to.
+    /// Routing policy.
     Routing = "routing";
-    /// What a token of context of a request that is alive counts for as load.
+    /// Load weight of a context token of a live request.
     DecodeWeight = "decode-weight";
-    /// How long KV events take to reach the router.
+    /// Delay of KV events to the router.
     EventDelay = "event-delay";
-    /// Whether turns of a session wait for the answers before them.
+    /// Dependence of session turns on earlier answers.
     Sessions = "sessions";
-    /// Which requests are not measured.
+    /// Requests excluded from measurement.
     WarmUp = "warm-up";
-    /// The longest time to the first token that is promised.
+    /// Limit of the time to the first token.
     SloTtft = "slo-ttft";
-    /// The longest time between tokens of an answer, on average, that is promised.
+    /// Limit of the mean time between tokens of an answer.
     SloTpot = "slo-tpot";
-    /// The share of requests for which promises must be kept.
+    /// Share of requests that must meet the limits.
     SloShare = "slo-share";
-    /// What an hour of a GPU costs.
+    /// Price of a GPU hour.
     GpuPrice = "gpu-price";
-    /// What a gigabyte of host memory costs a month.
+    /// Price of a gigabyte of host memory per month.
     HostPrice = "host-price";
-    /// What a gigabyte of L3 costs a month.
+    /// Price of a gigabyte of L3 per month.
     L3Price = "l3-price";
-    /// How much faster requests come than the trace says.
+    /// Speed relative to the trace.
     SpeedUp = "speed-up";
-    /// Requests that are alive at once, whatever the times of the trace.
+    /// Number of live requests, independent of the trace's times.
     Concurrency = "concurrency";
-    /// What goes between host and device in a second.
+    /// Bandwidth between host and device.
     HostBandwidth = "host-bandwidth";
-    /// How pieces of pages are copied between host and device.
+    /// Copy method between host and device.
     CopyWay = "copy-way";
     /// Consecutive bytes of a page in a GPU's memory.
     CopyPiece = "copy-piece";
-    /// What goes between L3 and one worker in a second.
+    /// Bandwidth between L3 and one worker.
     L3Bandwidth = "l3-bandwidth";
-    /// What goes between L3 and all workers in a second.
+    /// Bandwidth between L3 and all workers.
     StoreBandwidth = "store-bandwidth";
-    /// What every transfer with L3 takes besides its bytes.
+    /// Latency of every L3 transfer.
     L3Latency = "l3-latency";
-    /// The share of L3 operations that fail.
+    /// Share of L3 operations that fail.
     L3Failures = "l3-failures";
-    /// What the dice start from.
+    /// Seed.
     Seed = "seed";
 }
 
@@ -179,8 +179,8 @@ impl Setting {
         Self::ALL.iter().map(|setting| setting.name()).collect::<Vec<_>>().join(", ")
     }
 
-    /// How large a value of this setting is, if it has a size: to put values in order. Bytes and tokens are
-    /// not compared with each other here.
+    /// Returns the magnitude of a value, if the setting is a size, for sorting. Bytes and tokens
+    /// are not comparable here.
     pub(crate) fn magnitude(self, value: &str) -> Option<f64> {
         let sized = || match size(value).ok()? {
             Size::Tokens(number) | Size::Bytes(number) => Some(number),
@@ -192,7 +192,7 @@ impl Setting {
         value.parse().ok().or_else(portion).or_else(time).or_else(rate).or_else(sized)
     }
 
-    /// Whether it is the size of a tier.
+    /// Returns whether it is the size of a tier.
     #[must_use]
     pub fn is_size(self) -> bool {
         matches!(self, Self::Device | Self::Host | Self::L3)
@@ -212,16 +212,16 @@ impl Serialize for Setting {
 }
 
 impl Options {
-    /// Chooses a value, in place of an earlier one.
+    /// Sets a value, replacing an earlier one.
     pub fn set(&mut self, setting: Setting, value: &str) {
         self.chosen.retain(|(other, _)| *other != setting);
         self.chosen.push((setting, value.trim().to_owned()));
     }
 
-    /// The configuration that results.
+    /// Returns the resulting configuration.
     ///
     /// # Errors
-    /// The first choice that cannot be made, and what could be.
+    /// Returns the first invalid setting and its valid values.
     pub fn config(&self) -> Result<Config, OptionError> {
         let model = self.parsed(Setting::Model, |name| Ok(ModelSpec::named(name)?))?;
         let gpu = self.parsed(Setting::Gpu, |name| Ok(Gpu::named(name)?))?;
@@ -310,7 +310,7 @@ impl Options {
         cache.device_pages = device.min(1 << 28) as u32;
         cache.host_pages = host.min(1 << 28) as u32;
         config.store.pages_max = l3;
-        // Everything goes to L3 through host memory.
+        // L3 is reached only through host memory.
         if host == 0 || l3 == Some(0) {
             config.scheduler.l3 = None;
             config.store.pages_max = None;
@@ -327,7 +327,7 @@ impl Options {
         parse(value).map(Some).map_err(|problem| self.refusal(setting, problem))
     }
 
-    /// What was chosen for a setting.
+    /// Returns the value set for a setting.
     #[must_use]
     pub fn chosen(&self, setting: Setting) -> Option<&str> {
         let mut chosen = self.chosen.iter();
@@ -345,7 +345,7 @@ impl Options {
     }
 }
 
-/// What is wrong with a value.
+/// The reason for which a value is invalid.
 pub(crate) enum Problem {
     Text(String),
     Replay(ReplayError),
@@ -369,7 +369,7 @@ impl From<ReplayError> for Problem {
     }
 }
 
-/// Applies what does not concern the machine or the sizes of its tiers.
+/// Applies settings that do not concern the machine or the sizes of its tiers.
 fn apply(config: &mut Config, setting: Setting, text: &str) -> Result<(), Problem> {
     let scheduler = &mut config.scheduler;
     match setting {
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_chosen_is_the_default() {
+    fn empty_options_are_the_default() {
         assert_eq!(config(&[]).unwrap(), Config::default());
     }
 
@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn clusters_are_written_in_short() {
+    fn parses_cluster_notation() {
         let config = config(&[
             ("gpu", "h200"),
             ("gpus", "4"),
@@ -526,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn values_of_a_setting_can_be_put_in_order() {
+    fn sorts_values_of_a_setting() {
         let sorted = |setting: Setting, values: &[&str]| {
             let sizes: Option<Vec<f64>> =
                 values.iter().map(|value| setting.magnitude(value)).collect();
@@ -548,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn other_choices_reach_their_setting() {
+    fn applies_other_settings() {
         let config = config(&[
             ("gpu", "h200"),
             ("gpus", "4"),
@@ -592,7 +592,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_with_the_limit() {
+    fn rejects_invalid_values_with_the_limit() {
         let cases: [(&[(&str, &str)], &str); 18] = [
             (&[("warm-up", "100%")], "use a share of the requests like 10%"),
             (&[("slo-ttft", "0ms")], "use a time above 0"),

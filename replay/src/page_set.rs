@@ -1,34 +1,33 @@
-//! A set of pages by digest, frugal enough for millions.
+//! A compact set of pages by digest, for millions of pages.
 
 use terrace_cache::HashedMap;
 use terrace_scheduler::{L3Path, PageKey};
 
-/// The bits of a key by which a page is known.
+/// Returns the bits of a key that identify a page.
 pub(crate) fn digest(key: PageKey) -> u64 {
     (key.0 >> 64) as u64
 }
 
-/// Pages that never go: those of a store without limit.
+/// Pages of an unlimited store.
 ///
-/// Pages are written in the order of their sequences, so a log keeps them as they came: behind a page
-/// mostly comes the one that follows it in its sequence. Only pages that do not come behind the one
-/// that they follow can be looked up. All others are found by going along their sequence from its
-/// first page on, which is why paths are asked for, not pages. So a page takes four bytes, and putting
-/// one in touches little but the end of the log, where an index of all pages would be too large for
-/// the processor's cache.
+/// Pages are written in the order of their sequences, so a log keeps them in order of insertion:
+/// most pages lie right behind their predecessor. Only the others are indexed. All pages are found
+/// by following their sequence from its first page, so operations take paths, not pages. A page
+/// takes four bytes, and an insertion mostly touches the end of the log; an index of all pages
+/// would exceed the processor's cache.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PageSet {
-    /// The low half of each digest, in the order of insertion.
+    /// Low half of each digest, in order of insertion.
     log: Vec<u32>,
-    /// Where in the log those are that do not come behind the page that they follow.
+    /// Positions in the log of pages that do not lie behind their predecessor.
     starts: HashedMap<u64, u32>,
-    /// Whether a page was ever put in before the one that it follows: unless it was, all that follow a
-    /// page that is missing are missing too.
+    /// True if a page was ever inserted before its predecessor. Otherwise all successors of a
+    /// missing page are missing too.
     has_gaps: bool,
 }
 
 impl PageSet {
-    /// Puts in the pages that are asked for.
+    /// Inserts the pages of a path.
     pub(crate) fn insert(&mut self, path: &L3Path<'_>) {
         let mut before = None;
         let mut is_first = true;
@@ -51,7 +50,7 @@ impl PageSet {
         }
     }
 
-    /// How many of the pages that are asked for, from the first, are in the set.
+    /// Returns the number of leading pages of a path that are in the set.
     pub(crate) fn held(&self, path: &L3Path<'_>) -> usize {
         let (mut before, mut held) = (None, 0);
         for piece in path.pieces() {
@@ -70,7 +69,7 @@ impl PageSet {
         self.log.len() as u64
     }
 
-    /// Where a page is, given where the one is that it follows.
+    /// Returns the position of a page, given that of its predecessor.
     #[inline]
     fn place(&self, before: Option<u32>, digest: u64) -> Option<u32> {
         let behind = before.map(|place| place + 1);
@@ -78,7 +77,7 @@ impl PageSet {
         behind.filter(is_behind).or_else(|| self.starts.get(&digest).copied())
     }
 
-    /// Puts in a page that is not there.
+    /// Appends a missing page.
     fn append(&mut self, before: Option<u32>, digest: u64) -> u32 {
         let place = self.log.len() as u32;
         self.log.push(digest as u32);
@@ -99,7 +98,8 @@ pub(crate) mod tests {
         index.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ index << 7
     }
 
-    /// The keys along a path of turns, left or right: each tells all turns up to its page.
+    /// Returns the keys along a path of left and right turns; each key encodes all turns up to its
+    /// page.
     pub(crate) fn keys_of(turns: &[bool]) -> Vec<PageKey> {
         let prefixes = turns.iter().scan(1, |prefix, &turn| {
             *prefix = *prefix * 2 + u64::from(turn);
@@ -110,7 +110,7 @@ pub(crate) mod tests {
 
     proptest::proptest! {
         #[test]
-        fn it_holds_what_was_put_into_it_and_nothing_else(
+        fn holds_exactly_the_inserted_pages(
             operations in proptest::collection::vec(
                 (proptest::collection::vec(proptest::bool::ANY, 12),
                  proptest::array::uniform4(0usize..13), proptest::bool::ANY), 1..40),

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Prices {
-    /// An hour of one GPU, with its share of the machine but for what is below.
+    /// An hour of one GPU, including its share of the machine except the items below.
     pub gpu_hour: f64,
     /// A gigabyte of host memory for a month.
     pub host_gb_month: f64,
@@ -23,15 +23,15 @@ pub struct Spend {
     pub gpu_per_hour: f64,
     /// Of that, host memory for the host tier.
     pub host_per_hour: f64,
-    /// Of that, L3; without a limit, as much as was used at the most.
+    /// Of that, L3; the peak usage if it is unlimited.
     pub l3_per_hour: f64,
-    /// What a million tokens cost, of prompts and answers alike.
+    /// Cost of a million tokens of prompts and answers.
     pub per_million_tokens: f64,
-    /// What a million tokens of answers cost, if prompts are for free.
+    /// Cost of a million answer tokens, if prompts are free.
     pub per_million_output_tokens: f64,
 }
 
-/// What is to be paid for.
+/// Billable resources.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bill {
     pub(crate) gpus_per_hour: f64,
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everything_is_paid_for_by_the_hour() {
+    fn all_resources_cost_per_hour() {
         let prices = Prices { gpu_hour: 2.0, host_gb_month: 7.3, l3_gb_month: 0.73 };
         let spend = prices.spend(&Bill {
             gpus_per_hour: 16.0,

@@ -1,4 +1,4 @@
-//! The largest rate of requests at which promises are kept.
+//! Search for the largest request rate at which the SLO is met.
 
 use std::sync::atomic::AtomicBool;
 
@@ -11,16 +11,16 @@ use crate::slo::{Goodput, Slo, mean};
 use crate::sweep::in_parallel;
 use crate::trace::Trace;
 
-/// What a search for the largest rate found.
+/// Result of a search.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RateSearch {
-    /// The largest rate that was tried and at which the promise is kept; none if it never is.
+    /// The largest tried rate that meets the SLO, if any.
     pub best: Option<TriedRate>,
-    /// The smallest rate above it at which the promise is broken; none if it never is.
+    /// The smallest tried rate above it that violates the SLO, if any.
     pub broken: Option<TriedRate>,
-    /// Everything that was tried, slowest first.
+    /// All tried rates, slowest first.
     pub tried: Vec<TriedRate>,
-    /// Rounds of two replays that it took.
+    /// Number of rounds of two replays.
     pub rounds: u32,
 }
 
@@ -41,11 +41,11 @@ pub struct TriedRate {
     pub per_million_tokens: f64,
 }
 
-/// The search ends when what is kept and what is not are this near to each other.
+/// Ratio of the limits at which the search ends.
 const NEAR: f64 = 1.02;
-/// By how much rates differ while it is not known where the limit lies.
+/// Step between rates before both limits are known.
 const STRIDE: f64 = 4.0;
-/// Rates beyond the trace's own by more than this factor are not tried, either way.
+/// Largest factor between a tried rate and that of the trace, in either direction.
 const FACTOR_MAX: f64 = 4096.0;
 
 /// Finds the largest rate at which the SLO is met, by replaying a trace faster or slower, two rates at a time.
@@ -54,7 +54,7 @@ const FACTOR_MAX: f64 = 4096.0;
 /// that a higher rate never helps.
 ///
 /// # Errors
-/// If there is no SLO or no day, if arrival times do not count, or the error of a replay.
+/// Fails if there is no SLO or no day, if arrival times do not count, or the error of a replay.
 pub fn find_rate(
     stop: &AtomicBool,
     days: &[Trace],
@@ -130,14 +130,14 @@ struct Search {
 }
 
 impl Search {
-    /// The largest rate before the first at which the promise is broken, and that one.
+    /// Returns the largest rate before the first violation, and that violation.
     fn limits(&self) -> (Option<&TriedRate>, Option<&TriedRate>) {
         let broken = self.tried.iter().position(|tried| !tried.goodput.is_kept);
         let kept = broken.unwrap_or(self.tried.len()).checked_sub(1);
         (kept.map(|place| &self.tried[place]), broken.map(|place| &self.tried[place]))
     }
 
-    /// What to try next.
+    /// Returns the next rates to try.
     fn next(&self) -> Option<[f64; 2]> {
         match self.limits() {
             (None, None) => Some([1.0, STRIDE]),
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_lies_between_what_is_kept_and_what_is_not() {
+    fn limit_lies_between_met_and_violated_rates() {
         let config = config(&[(Setting::SloTtft, "2s"), (Setting::SloTpot, "60ms")]);
         let found = search(&config, 2).unwrap();
         let (best, broken) = (found.best.unwrap(), found.broken.unwrap());
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_promise_that_cannot_be_kept_or_broken_ends_the_search() {
+    fn unreachable_or_trivial_slo_ends_the_search() {
         let never = search(&config(&[(Setting::SloTtft, "1us")]), 2).unwrap();
         assert!(never.best.is_none() && never.broken.is_some(), "{never:?}");
         let always = search(&config(&[(Setting::SloTtft, "3600s")]), 2).unwrap();
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_is_judged_by_the_requests_of_all_days() {
+    fn rate_is_judged_over_all_days() {
         let config = config(&[(Setting::SloTtft, "2s"), (Setting::SloTpot, "60ms")]);
         let first = Synthetic { requests: 80, ..Synthetic::default() }.trace().unwrap();
         let days = [first.another_day(1), first.another_day(2), first];
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_promise_there_is_nothing_to_find() {
+    fn search_needs_an_slo() {
         let refused = search(&config(&[]), 1).unwrap_err().to_string();
         assert!(refused.contains("set an SLO first"), "{refused}");
         let looped = [(Setting::SloTtft, "1s"), (Setting::Concurrency, "4")];

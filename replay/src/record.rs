@@ -1,5 +1,5 @@
-//! Recording what a live scheduler does: its traffic as a trace ([`TrafficRecorder`]), or all of its
-//! calls, to be done again and compared ([`DecisionRecorder`], [`check_decisions`]).
+//! Recording of a live scheduler: its traffic as a trace ([`TrafficRecorder`]), or all of its
+//! calls, to be repeated and compared ([`DecisionRecorder`], [`check_decisions`]).
 
 mod decisions;
 mod lines;

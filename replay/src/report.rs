@@ -1,5 +1,5 @@
-//! What a replay found. All of it follows from trace and configuration; what depends on the machine
-//! that replays is the caller's to add.
+//! Report of a replay. It is a function of trace and configuration; the caller adds figures that
+//! depend on the replaying machine.
 
 use std::fmt;
 
@@ -11,73 +11,73 @@ use crate::prices::Spend;
 use crate::slo::Goodput;
 use crate::verdict::Verdict;
 
-/// What a replay found.
+/// Report of a replay.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// What was replayed on.
+    /// Replayed configuration.
     pub config: Config,
-    /// What it is limited by, and what to try.
+    /// Bottleneck and suggestions.
     pub verdict: Verdict,
     /// Requests of the trace.
     pub requests: u64,
-    /// Of those, requests that got all their tokens.
+    /// Requests that got all their tokens.
     pub finished: u64,
-    /// Of those, requests that failed on the way.
+    /// Requests that failed during execution.
     pub failed: u64,
-    /// Of those, requests that no worker could have run: too long for the device.
+    /// Requests too long for every worker's device.
     pub refused: u64,
-    /// From the first arrival to the last token.
+    /// Time from the first arrival to the last token.
     pub virtual_s: f64,
-    /// Tokens of all prompts that were admitted.
+    /// Tokens of all admitted prompts.
     pub prompt_tokens: u64,
-    /// Tokens that were produced.
+    /// Generated tokens.
     pub output_tokens: u64,
-    /// Tokens of prompts and of retracted requests that were computed.
+    /// Computed tokens of prompts and of retracted requests.
     pub computed_tokens: u64,
-    /// Tokens of prompts, computed or reused, that were taken in each second.
+    /// Prompt tokens per second, computed or reused.
     pub prompt_tokens_per_s: f64,
-    /// Tokens that were produced each second.
+    /// Generated tokens per second.
     pub output_tokens_per_s: f64,
-    /// Which share of the prompt tokens was found where.
+    /// Shares of the prompt tokens by source.
     pub reuse: Reuse,
-    /// The same in tokens.
+    /// Prompt tokens by source.
     pub reuse_tokens: ReuseTokens,
-    /// From arrival to the first token. Like all times below, of the requests after the warm-up.
+    /// Time from arrival to the first token. Like all times below, of requests after the warm-up.
     pub ttft_ms: Distribution,
-    /// Between one token of a request and the next, from the end of the warm-up on.
+    /// Time between consecutive tokens of a request, from the end of the warm-up on.
     pub itl_ms: Distribution,
-    /// Of each request, how long its tokens took on average after the first.
+    /// Mean time per token after the first, by request.
     pub tpot_ms: Distribution,
-    /// From arrival to the last token.
+    /// Time from arrival to the last token.
     pub e2e_ms: Distribution,
-    /// From arrival to the first admission.
+    /// Time from arrival to the first admission.
     pub queue_ms: Distribution,
-    /// From the first arrival after the warm-up to the last token.
+    /// Time from the first arrival after the warm-up to the last token.
     pub measured_s: f64,
-    /// How many got what was promised, if anything was.
+    /// Requests that met the SLO, if there is one.
     pub goodput: Option<Goodput>,
-    /// What it costs.
+    /// Costs.
     pub spend: Spend,
-    /// The whole curve behind `ttft_ms`.
+    /// Distribution behind `ttft_ms`.
     pub ttft_curve: Vec<CurvePoint>,
-    /// The whole curve behind `itl_ms`.
+    /// Distribution behind `itl_ms`.
     pub itl_curve: Vec<CurvePoint>,
-    /// Bytes that went over each kind of link, all workers together.
+    /// Bytes moved by kind of link, over all workers.
     pub bytes_moved: BytesMoved,
-    /// Each link, those of the workers first, then the two of the store.
+    /// Usage of each link: those of the workers first, then the two of the store.
     pub links: Vec<LinkUse>,
-    /// The store that all workers share, if there is one.
+    /// Usage of the shared store, if there is one.
     pub store: Option<StoreUse>,
-    /// What each worker did.
+    /// Usage of each worker.
     pub workers: Vec<WorkerUse>,
-    /// How things went over time.
+    /// Time series.
     pub series: Series,
-    /// The requests with the longest time to first token, longest first: ten at the most.
+    /// Up to ten requests with the longest time to first token, longest first.
     pub slowest: Vec<SlowRequest>,
 }
 
 impl Report {
-    /// What was replayed on, in a line: workers, and the sizes of tiers.
+    /// Returns a line with the workers and the sizes of tiers.
     #[must_use]
     pub fn tiers(&self) -> String {
         let config = &self.config;
@@ -105,7 +105,7 @@ impl Report {
         format!("{workers}, pages of {} tokens: device {device}, {host}, {l3}", cache.page_size)
     }
 
-    /// The share of the time in which workers computed, on average.
+    /// Returns the mean share of time in which workers computed.
     #[must_use]
     pub fn busy(&self) -> f64 {
         let sum = self.workers.iter().map(|worker| worker.busy).sum::<f64>();
@@ -114,7 +114,7 @@ impl Report {
 }
 
 impl LinkName {
-    /// Where it goes from and to.
+    /// Returns a readable name.
     #[must_use]
     pub fn in_words(self) -> &'static str {
         match self {
@@ -137,13 +137,13 @@ pub struct Reuse {
     pub host: f64,
     /// Fetched from L3.
     pub l3: f64,
-    /// All together.
+    /// Total.
     pub total: f64,
-    /// What a cache without limits could have reused, from the trace alone.
+    /// Upper bound: the share that an unlimited cache could have reused.
     pub ceiling: f64,
 }
 
-/// The same in tokens.
+/// Prompt tokens by source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ReuseTokens {
     /// Found on device.
@@ -152,31 +152,31 @@ pub struct ReuseTokens {
     pub host: u64,
     /// Fetched from L3.
     pub l3: u64,
-    /// All together.
+    /// Total.
     pub total: u64,
-    /// What a cache without limits could have reused.
+    /// Upper bound: the tokens that an unlimited cache could have reused.
     pub ceiling: u64,
 }
 
-/// A distribution in short. Percentiles are exact to 0.4 %; mean and maximum are exact.
+/// Summary of a distribution. Percentiles are exact to 0.4 %; mean and maximum are exact.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Distribution {
-    /// How many samples.
+    /// Number of samples.
     pub count: u64,
-    /// Their mean.
+    /// Mean.
     pub mean: f64,
-    /// Half are not above this.
+    /// Median.
     pub p50: f64,
-    /// Nine of ten are not above this.
+    /// 90th percentile.
     pub p90: f64,
-    /// 99 of 100 are not above this.
+    /// 99th percentile.
     pub p99: f64,
-    /// The largest.
+    /// Maximum.
     pub max: f64,
 }
 
 impl Distribution {
-    /// Of times in nanoseconds, in milliseconds; all of it is exact.
+    /// Summarises times in nanoseconds, in milliseconds; all values are exact.
     #[must_use]
     pub fn of_ns(mut samples_ns: Vec<u64>) -> Self {
         samples_ns.sort_unstable();
@@ -208,11 +208,11 @@ impl fmt::Display for Distribution {
 pub struct CurvePoint {
     /// A value in milliseconds.
     pub ms: f64,
-    /// The share of samples that are not above it.
+    /// Share of samples that are not above it.
     pub share: f64,
 }
 
-/// Bytes that went over each kind of link.
+/// Bytes moved by kind of link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct BytesMoved {
     /// Load-backs.
@@ -225,7 +225,7 @@ pub struct BytesMoved {
     pub host_to_l3: u64,
 }
 
-/// Which link it is.
+/// Kind of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LinkName {
@@ -237,90 +237,90 @@ pub enum LinkName {
     L3ToHost,
     /// Backups of a worker.
     HostToL3,
-    /// What the store delivers to all workers.
+    /// Reads of all workers from the store.
     StoreRead,
-    /// What the store takes from all workers.
+    /// Writes of all workers to the store.
     StoreWrite,
 }
 
-/// What a link did.
+/// Usage of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LinkUse {
-    /// Which link.
+    /// Kind.
     pub link: LinkName,
-    /// Whose; none for the store's.
+    /// Worker; none for the store.
     pub worker: Option<u32>,
-    /// Transfers that it carried.
+    /// Number of transfers.
     pub transfers: u64,
-    /// Bytes that it carried.
+    /// Number of bytes.
     pub bytes: u64,
-    /// How long it was carrying something. A link that could carry more than what its bytes come from
+    /// Time during which the link was occupied. A link that is faster than the source of its bytes
     /// is free for the rest of the time.
     pub busy_s: f64,
-    /// The same as a share of the whole time.
+    /// Same, as a share of the whole time.
     pub busy: f64,
-    /// How long transfers waited for those before them, on average.
+    /// Mean time that transfers waited for earlier ones.
     pub wait_ms_mean: f64,
 }
 
-/// What the shared store did.
+/// Usage of the shared store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct StoreUse {
-    /// Pages that it holds at the end.
+    /// Pages at the end.
     pub pages: u64,
-    /// The most pages that it held.
+    /// Largest number of pages.
     pub pages_peak: u64,
-    /// Pages that went to make room for others.
+    /// Evicted pages.
     pub evicted_pages: u64,
-    /// Questions asked.
+    /// Number of lookups.
     pub probes: u64,
-    /// Reads asked for.
+    /// Number of reads.
     pub reads: u64,
-    /// Writes asked for.
+    /// Number of writes.
     pub writes: u64,
-    /// Probes, reads and writes that failed or came short, by the dice.
+    /// Lookups, reads and writes that failed or were short.
     pub failures: u64,
 }
 
-/// What a worker did.
+/// Usage of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct WorkerUse {
-    /// Requests that were sent to it.
+    /// Requests sent to it.
     pub requests: u64,
-    /// Steps that it performed.
+    /// Executed steps.
     pub steps: u64,
-    /// The share of the time in which it computed.
+    /// Share of time in which it computed.
     pub busy: f64,
-    /// Requests in a step that decode, on average.
+    /// Mean number of decoding requests in a step.
     pub decodes_per_step: f64,
-    /// The most requests that ran at once.
+    /// Largest number of running requests.
     pub running_peak: u32,
-    /// The most requests that waited at once, at its scheduler and before it.
+    /// Largest number of waiting requests, at its scheduler and in front of it.
     pub waiting_peak: u32,
-    /// The most device pages in use.
+    /// Largest number of used device pages.
     pub device_pages_peak: u64,
-    /// The most host pages in use.
+    /// Largest number of used host pages.
     pub host_pages_peak: u64,
-    /// What its scheduler counted.
+    /// Statistics of its scheduler.
     pub scheduler: terrace_scheduler::Stats,
 }
 
-/// How things went over time: columns of equal length, one value for each interval. Counts and bytes
-/// are sums over the interval and over all workers, bytes while their link was taken for them; occupancy and requests by state are means of
-/// samples within it.
+/// Time series: columns of equal length with one value per interval. Counts and bytes are sums over
+/// the interval and over all workers; bytes count while their link is occupied by them. Occupancy
+/// and requests by state are means of samples.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Series {
-    /// How long an interval is.
+    /// Length of an interval.
     pub interval_s: f64,
     /// Requests that arrived.
     pub arrivals: Vec<u64>,
     /// Requests that got their first token.
     pub first_tokens: Vec<u64>,
-    /// The mean time to first token of those.
+    /// Mean time to first token of those.
     pub ttft_ms_mean: Vec<f64>,
-    /// The longest of those.
+    /// Longest time to first token of those.
     pub ttft_ms_max: Vec<f64>,
-    /// Prompt tokens of those. Hits, and the ceiling, are of the same requests.
+    /// Prompt tokens of those requests, to which hits and ceiling refer as well.
     pub prompt_tokens: Vec<u64>,
     /// Tokens found on device.
     pub device_hit_tokens: Vec<u64>,
@@ -328,13 +328,13 @@ pub struct Series {
     pub host_hit_tokens: Vec<u64>,
     /// Tokens fetched from L3.
     pub l3_hit_tokens: Vec<u64>,
-    /// Tokens that a cache without limits could have had.
+    /// Upper bound: tokens that an unlimited cache could have reused.
     pub ceiling_tokens: Vec<u64>,
-    /// Tokens produced.
+    /// Generated tokens.
     pub output_tokens: Vec<u64>,
-    /// The mean gap between tokens.
+    /// Mean gap between tokens.
     pub itl_ms_mean: Vec<f64>,
-    /// The share of time in which workers computed.
+    /// Share of time in which workers computed.
     pub busy: Vec<f64>,
     /// Bytes of load-backs.
     pub host_to_device_bytes: Vec<u64>,
@@ -344,81 +344,81 @@ pub struct Series {
     pub l3_to_host_bytes: Vec<u64>,
     /// Bytes of backups.
     pub host_to_l3_bytes: Vec<u64>,
-    /// The share of time in which links carried load-backs.
+    /// Share of time in which links carried load-backs.
     pub host_to_device_busy: Vec<f64>,
-    /// The share of time in which links carried write-backs.
+    /// Share of time in which links carried write-backs.
     pub device_to_host_busy: Vec<f64>,
-    /// The share of time in which links carried prefetches.
+    /// Share of time in which links carried prefetches.
     pub l3_to_host_busy: Vec<f64>,
-    /// The share of time in which links carried backups.
+    /// Share of time in which links carried backups.
     pub host_to_l3_busy: Vec<f64>,
-    /// The share of device pages that hold something.
+    /// Share of device pages in use.
     pub device_used: Vec<f64>,
-    /// The share of device pages that running requests and transfers hold.
+    /// Share of device pages pinned by running requests and transfers.
     pub device_pinned: Vec<f64>,
-    /// The share of host pages that hold something.
+    /// Share of host pages in use.
     pub host_used: Vec<f64>,
-    /// The share of host pages that cannot be evicted.
+    /// Share of host pages that are pinned.
     pub host_pinned: Vec<f64>,
     /// Pages in L3.
     pub l3_pages: Vec<f64>,
-    /// Requests that wait, for L3, another request or room.
+    /// Requests that wait for L3, another request or memory.
     pub waiting: Vec<f64>,
-    /// Of those, requests whose pages are on their way from L3.
+    /// Requests among these with a prefetch in flight.
     pub prefetching: Vec<f64>,
     /// Requests that compute their prompt or wait for its load-back.
     pub prefilling: Vec<f64>,
-    /// Requests that produce tokens.
+    /// Requests that decode.
     pub decoding: Vec<f64>,
     /// Requests that only wait for their write-back.
     pub draining: Vec<f64>,
 }
 
-/// What a request was doing.
+/// Phase of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
-    /// Asking L3, or waiting for another request or for room.
+    /// Waits for an L3 lookup, another request or memory.
     Waiting,
-    /// Its pages come from L3.
+    /// Its prefetch is in flight.
     Fetching,
-    /// Its pages have come from L3, and it waits for room.
+    /// Its prefetch is complete, and it waits for memory.
     Fetched,
-    /// Its pages come from host, or the step before its first has not ended.
+    /// Its load-back is in flight, or the step before its first has not ended.
     Loading,
-    /// It computes its prompt.
+    /// Computes its prompt.
     Prefilling,
-    /// It produces tokens.
+    /// Decodes.
     Decoding,
-    /// It had to give up its memory, and waits.
+    /// Preempted: its memory was taken away, and it waits.
     Retracted,
-    /// It has its first token, and its pages go to the worker that decodes it.
+    /// Has its first token, and its pages move to the worker that decodes it.
     Moving,
 }
 
 /// One phase of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Span {
-    /// What it was doing.
+    /// Phase.
     pub phase: Phase,
-    /// Since when, counted from its arrival.
+    /// Start, relative to its arrival.
     pub from_ms: f64,
-    /// Until when.
+    /// End, relative to its arrival.
     pub to_ms: f64,
 }
 
-/// A request that took long, with its story.
+/// A slow request and its phases.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SlowRequest {
-    /// Its place in the trace, in the order of arrival.
+    /// Index in the trace, by arrival.
     pub request: u64,
-    /// The worker that it was sent to.
+    /// Worker.
     pub worker: u32,
-    /// When it arrived.
+    /// Arrival time.
     pub arrival_s: f64,
-    /// Tokens of its prompt.
+    /// Prompt tokens.
     pub input_tokens: u32,
-    /// Tokens that it produced.
+    /// Generated tokens.
     pub output_tokens: u32,
     /// Prompt tokens found on device.
     pub device_hit_tokens: u32,
@@ -426,13 +426,13 @@ pub struct SlowRequest {
     pub host_hit_tokens: u32,
     /// Prompt tokens fetched from L3.
     pub l3_hit_tokens: u32,
-    /// Prompt tokens that a cache without limits could have had.
+    /// Upper bound: prompt tokens that an unlimited cache could have reused.
     pub ceiling_tokens: u32,
-    /// From arrival to its first token.
+    /// Time from arrival to the first token.
     pub ttft_ms: f64,
-    /// From arrival to its last token.
+    /// Time from arrival to the last token.
     pub e2e_ms: f64,
-    /// Its phases, one after the other; of very many the first.
+    /// Phases in order; the first ones, if there are very many.
     pub spans: Vec<Span>,
 }
 
@@ -441,7 +441,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn samples_make_a_distribution() {
+    fn summarises_samples() {
         let spread = Distribution::of_ns((1..=1000).rev().map(|n| n * 1_000_000).collect());
         assert_eq!((spread.p50, spread.p90, spread.p99), (500.0, 900.0, 990.0));
         assert_eq!((spread.count, spread.mean, spread.max), (1000, 500.5, 1000.0));

@@ -1,4 +1,4 @@
-//! Which worker a request goes to.
+//! Routing of requests to workers.
 
 use std::collections::VecDeque;
 
@@ -9,67 +9,67 @@ use crate::cluster::Role;
 use crate::config::{RouterConfig, Routing};
 use crate::page_set::digest;
 
-/// Chooses a worker for each request.
+/// Selects a worker for each request.
 #[derive(Debug)]
 pub(crate) struct Router {
     config: RouterConfig,
     next: usize,
-    workers: Vec<Known>,
-    /// What workers have told and has not arrived yet, in the order in which it will.
-    on_the_way: VecDeque<Told>,
-    /// Where those who belong together have gone.
+    workers: Vec<WorkerState>,
+    /// Events of workers that are in transit, in order of arrival.
+    in_transit: VecDeque<EventsInTransit>,
+    /// Worker by session or group.
     together: HashedMap<u64, usize>,
 }
 
-/// What the router knows about a worker.
+/// The router's view of a worker.
 #[derive(Debug)]
-struct Known {
-    /// Pages that it holds, and in which tiers: a bit for each.
+struct WorkerState {
+    /// Pages by digest, with a bit set of their tiers.
     pages: HashedMap<u64, u8>,
-    /// Tokens that it still has to compute before its requests have their first tokens.
+    /// Prompt tokens still to compute.
     pending_tokens: u64,
-    /// Tokens of the prompts of its requests that are alive: what decodes read in every step.
+    /// Prompt tokens of its live requests, which decodes read in every step.
     context_tokens: u64,
     requests: u64,
     role: Role,
     is_up: bool,
-    /// How much longer it takes for a token than the fastest.
+    /// Time per token, relative to the fastest worker.
     slowness: f64,
 }
 
 #[derive(Debug)]
-struct Told {
+struct EventsInTransit {
     at_us: u64,
     worker: usize,
     events: KvEvents,
 }
 
-/// Where a request goes.
+/// Destination of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Route {
     pub(crate) worker: usize,
-    /// What that worker will have to compute of it, as far as the router knows.
+    /// Estimated number of tokens that the worker has to compute.
     pub(crate) tokens: u32,
-    /// All of its prompt.
+    /// Tokens of the whole prompt.
     pub(crate) context_tokens: u32,
 }
 
-/// A request, as far as its route goes.
+/// A request, as far as routing depends on it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked<'a> {
+pub(crate) struct RoutingQuery<'a> {
     pub(crate) input_tokens: u32,
     pub(crate) page_size: u32,
-    /// Its page keys; needed only where events are wanted.
+    /// Page keys; needed only if the policy uses events.
     pub(crate) keys: &'a [PageKey],
-    /// The same for requests that belong together.
+    /// Number shared by the requests of a session or group.
     pub(crate) family: u64,
 }
 
 impl Router {
-    /// A router for workers of which it knows what they do and how long a token takes each.
+    /// Creates a router for workers with the given roles and times per token.
     pub(crate) fn new(config: RouterConfig, workers: &[(Role, f64)]) -> Self {
         let fastest = workers.iter().map(|(_, token_ns)| *token_ns).fold(f64::INFINITY, f64::min);
-        let known = |&(role, token_ns): &(Role, f64)| Known {
+        let known = |&(role, token_ns): &(Role, f64)| WorkerState {
             pages: HashedMap::default(),
             pending_tokens: 0,
             context_tokens: 0,
@@ -82,12 +82,12 @@ impl Router {
             config,
             next: 0,
             workers: workers.iter().map(known).collect(),
-            on_the_way: VecDeque::new(),
+            in_transit: VecDeque::new(),
             together: HashedMap::default(),
         }
     }
 
-    /// Whether it wants to hear KV events, and to see page keys.
+    /// Returns whether the policy needs KV events and page keys.
     pub(crate) fn wants_events(&self) -> bool {
         match self.config.routing {
             Routing::RoundRobin | Routing::LeastLoaded | Routing::SessionAffine => false,
@@ -95,10 +95,10 @@ impl Router {
         }
     }
 
-    /// Chooses a worker for a request that arrives now; none if no worker is there.
-    pub(crate) fn route(&mut self, now_us: u64, asked: &Asked<'_>) -> Option<Route> {
+    /// Selects a worker for an arriving request; none if all are down.
+    pub(crate) fn route(&mut self, now_us: u64, asked: &RoutingQuery<'_>) -> Option<Route> {
         self.hear_what_has_come(now_us);
-        let begins = |worker: &Known| worker.role != Role::Decode;
+        let begins = |worker: &WorkerState| worker.role != Role::Decode;
         let worker = match self.config.routing {
             Routing::RoundRobin => {
                 let count = self.workers.len();
@@ -119,18 +119,18 @@ impl Router {
         if matches!(self.config.routing, Routing::SessionAffine) {
             self.together.insert(asked.family, worker);
         }
-        let tokens = self.workers[worker].has_to_compute(asked);
+        let tokens = self.workers[worker].tokens_to_compute(asked);
         Some(self.send(worker, tokens, asked))
     }
 
-    /// Chooses a worker to decode what another has computed; none if none is there.
-    pub(crate) fn route_decode(&mut self, asked: &Asked<'_>) -> Option<Route> {
+    /// Selects a worker to decode a computed request; none if all are down.
+    pub(crate) fn route_decode(&mut self, asked: &RoutingQuery<'_>) -> Option<Route> {
         let worker = self.cheapest(1.0, asked, |worker| worker.role == Role::Decode)?;
-        // What has been computed comes to it: there is next to nothing left to compute.
+        // Its KV is transferred, so almost nothing is left to compute.
         Some(self.send(worker, 1, asked))
     }
 
-    fn send(&mut self, worker: usize, tokens: u32, asked: &Asked<'_>) -> Route {
+    fn send(&mut self, worker: usize, tokens: u32, asked: &RoutingQuery<'_>) -> Route {
         let known = &mut self.workers[worker];
         known.pending_tokens += u64::from(tokens);
         known.context_tokens += u64::from(asked.input_tokens);
@@ -138,32 +138,32 @@ impl Router {
         Route { worker, tokens, context_tokens: asked.input_tokens }
     }
 
-    /// A worker has died: it has nothing any more, and is sent nothing. What it told and has not come
-    /// is lost with it.
+    /// Marks a worker as failed: it has no pages and gets no requests. Its events in transit are
+    /// lost.
     pub(crate) fn down(&mut self, worker: usize) {
         let known = &mut self.workers[worker];
         known.is_up = false;
         known.pages.clear();
-        self.on_the_way.retain(|told| told.worker != worker);
+        self.in_transit.retain(|events| events.worker != worker);
     }
 
-    /// It is there again.
+    /// Marks a worker as recovered.
     pub(crate) fn up(&mut self, worker: usize) {
         self.workers[worker].is_up = true;
     }
 
-    /// The worker that has the least to do, counting what it would have to compute of the request.
-    /// Among equals the one with the fewest requests so far.
+    /// Returns the worker with the least load, including the estimated tokens of the request. Of
+    /// equals, the one with the fewest requests so far.
     fn cheapest(
         &self,
         load_weight: f64,
-        asked: &Asked<'_>,
-        among: impl Fn(&Known) -> bool,
+        asked: &RoutingQuery<'_>,
+        among: impl Fn(&WorkerState) -> bool,
     ) -> Option<usize> {
-        let price = |worker: &Known| {
+        let price = |worker: &WorkerState| {
             let decodes = self.config.decode_weight * worker.context_tokens as f64;
             let load = worker.pending_tokens as f64 + decodes;
-            (f64::from(worker.has_to_compute(asked)) + load_weight * load) * worker.slowness
+            (f64::from(worker.tokens_to_compute(asked)) + load_weight * load) * worker.slowness
         };
         let prices = self.workers.iter().map(price).zip(&self.workers).enumerate();
         let prices = prices.filter(|(_, (_, worker))| worker.is_up && among(worker));
@@ -172,12 +172,12 @@ impl Router {
         cheapest.map(|(worker, _)| worker)
     }
 
-    /// A request has its first token: what its prompt cost is done.
+    /// Records the first token of a request: its prompt is computed.
     pub(crate) fn started(&mut self, route: Route) {
         self.workers[route.worker].pending_tokens -= u64::from(route.tokens);
     }
 
-    /// A request has ended.
+    /// Records the end of a request.
     pub(crate) fn ended(&mut self, route: Route, has_started: bool) {
         if !has_started {
             self.started(route);
@@ -185,18 +185,22 @@ impl Router {
         self.workers[route.worker].context_tokens -= u64::from(route.context_tokens);
     }
 
-    /// A worker tells what it holds; that takes its time to arrive. Leaves empty events to write to.
+    /// Sends a worker's events, which arrive after a delay. Leaves empty events behind for reuse.
     pub(crate) fn tell(&mut self, now_us: u64, worker: usize, events: &mut KvEvents) {
         if !events.is_snapshot && events.iter().next().is_none() {
             return;
         }
         let at_us = now_us + self.config.event_delay_us;
-        self.on_the_way.push_back(Told { at_us, worker, events: std::mem::take(events) });
+        self.in_transit.push_back(EventsInTransit {
+            at_us,
+            worker,
+            events: std::mem::take(events),
+        });
     }
 
     fn hear_what_has_come(&mut self, now_us: u64) {
-        while self.on_the_way.front().is_some_and(|told| told.at_us <= now_us)
-            && let Some(Told { worker, events, .. }) = self.on_the_way.pop_front()
+        while self.in_transit.front().is_some_and(|events| events.at_us <= now_us)
+            && let Some(EventsInTransit { worker, events, .. }) = self.in_transit.pop_front()
         {
             if events.is_snapshot {
                 self.workers[worker].pages.clear();
@@ -208,7 +212,7 @@ impl Router {
     fn hear_one(&mut self, worker: usize, event: &KvEvent<'_>) {
         let pages = &mut self.workers[worker].pages;
         match event {
-            // All workers share L3: what is there speaks for none of them.
+            // L3 is shared, so its pages do not favour a worker.
             KvEvent::Stored { tier: KvTier::L3, .. }
             | KvEvent::Removed { tier: KvTier::L3, .. } => {}
             KvEvent::Stored { tier, keys, .. } => {
@@ -231,9 +235,9 @@ impl Router {
     }
 }
 
-impl Known {
-    /// What it would have to compute of a prompt, as far as is known.
-    fn has_to_compute(&self, asked: &Asked<'_>) -> u32 {
+impl WorkerState {
+    /// Returns the estimated number of prompt tokens that the worker has to compute.
+    fn tokens_to_compute(&self, asked: &RoutingQuery<'_>) -> u32 {
         let found = asked.keys.iter().take_while(|&&key| self.pages.contains_key(&digest(key)));
         asked.input_tokens.saturating_sub(found.count() as u32 * asked.page_size).max(1)
     }
@@ -276,8 +280,8 @@ mod tests {
         Router::new(config, &vec![(Role::Both, 1.0); workers])
     }
 
-    fn asked(input_tokens: u32, keys: &[PageKey]) -> Asked<'_> {
-        Asked { input_tokens, page_size: 16, keys, family: 0 }
+    fn asked(input_tokens: u32, keys: &[PageKey]) -> RoutingQuery<'_> {
+        RoutingQuery { input_tokens, page_size: 16, keys, family: 0 }
     }
 
     fn goes_to(router: &mut Router, input_tokens: u32, keys: &[PageKey]) -> (usize, u32) {
@@ -286,14 +290,14 @@ mod tests {
     }
 
     #[test]
-    fn round_robin_goes_round() {
+    fn round_robin_alternates() {
         let mut router = router(Routing::RoundRobin, 3);
         let workers: Vec<_> = (0..7).map(|_| goes_to(&mut router, 100, &[]).0).collect();
         assert_eq!(workers, [0, 1, 2, 0, 1, 2, 0]);
     }
 
     #[test]
-    fn a_request_goes_where_its_prefix_is_until_that_worker_is_busy() {
+    fn prefers_the_prefix_until_that_worker_is_busy() {
         let mut router = router(Routing::PrefixAware { load_weight: 1.0 }, 2);
         router.hear_one(1, &stored(KvTier::Device, keys(4)));
         assert_eq!(goes_to(&mut router, 80, &keys(5)), (1, 16));
@@ -305,13 +309,13 @@ mod tests {
     }
 
     #[test]
-    fn who_decodes_for_many_is_spared() {
+    fn decode_load_reduces_preference() {
         let mut router = router(Routing::LeastLoaded, 2);
         router.config.decode_weight = 0.25;
         let long = router.route(0, &asked(4000, &[])).unwrap();
         router.started(long);
         assert_eq!(long.worker, 0);
-        // A quarter of 4,000 tokens of context outweighs 700 that wait to be computed.
+        // A quarter of 4,000 tokens of context outweighs 700 tokens to compute.
         assert_eq!(goes_to(&mut router, 700, &[]).0, 1);
         assert_eq!(goes_to(&mut router, 50, &[]).0, 1);
         router.ended(long, true);
@@ -319,20 +323,20 @@ mod tests {
     }
 
     #[test]
-    fn who_belongs_together_stays_together() {
+    fn sessions_keep_their_worker() {
         let mut router = router(Routing::SessionAffine, 3);
-        let of = |family| Asked { family, ..asked(100, &[]) };
+        let of = |family| RoutingQuery { family, ..asked(100, &[]) };
         let workers = [7, 8, 7, 7, 9, 8].map(|family| router.route(0, &of(family)).unwrap().worker);
         assert_eq!(workers, [0, 1, 0, 0, 2, 1]);
     }
 
     #[test]
-    fn who_is_not_there_is_sent_nothing_and_the_slow_less() {
+    fn skips_failed_workers_and_spares_slow_ones() {
         for routing in [Routing::RoundRobin, Routing::LeastLoaded, Routing::SessionAffine] {
             let mut router = router(routing, 2);
             router.down(0);
             let workers = [1, 2, 3].map(|family| {
-                let asked = Asked { family, ..asked(100, &[]) };
+                let asked = RoutingQuery { family, ..asked(100, &[]) };
                 router.route(0, &asked).map(|route| route.worker)
             });
             assert_eq!(workers, [Some(1); 3], "{routing:?}");
@@ -348,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn who_only_decodes_is_sent_no_prompts() {
+    fn decode_workers_get_no_prompts() {
         let workers = [(Role::Prefill, 1.0), (Role::Decode, 1.0), (Role::Decode, 1.0)];
         let mut router = Router::new(RouterConfig::default(), &workers);
         for _ in 0..3 {
@@ -359,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_worker_tells_is_known_when_it_has_come() {
+    fn events_take_effect_after_their_delay() {
         let mut events = KvEvents::default();
         events.is_snapshot = true;
         let mut router = router(Routing::PrefixAware { load_weight: 0.0 }, 2);
@@ -372,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_there_until_it_has_left_both_tiers() {
+    fn page_counts_until_removed_from_both_tiers() {
         let mut router = router(Routing::PrefixAware { load_weight: 0.0 }, 2);
         router.hear_one(1, &stored(KvTier::Device, keys(2)));
         router.hear_one(1, &stored(KvTier::Host, keys(2)));

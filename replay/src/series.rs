@@ -1,16 +1,16 @@
-//! How things went over time, in a bounded number of intervals.
+//! Time series with a bounded number of intervals.
 
 use std::ops::Range;
 
 use crate::links::Carried;
 use crate::report::Series;
 
-/// When there are more intervals than this, neighbours become one.
+/// Number of intervals above which neighbours are merged.
 const BUCKETS_MAX: usize = 400;
-/// The first intervals are this long.
+/// Initial length of an interval.
 const FIRST_INTERVAL_US: u64 = 1000;
 
-/// Sums over one interval. Gauges are values times microseconds.
+/// Sums over one interval. Gauges are integrals over microseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Bucket {
     pub(crate) arrivals: u64,
@@ -30,7 +30,7 @@ pub(crate) struct Bucket {
     gauges: [u128; Gauge::COUNT],
 }
 
-/// What is sampled.
+/// A sampled quantity.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Gauge {
     DeviceUsed,
@@ -58,13 +58,12 @@ pub(crate) enum LinkColumn {
     HostToL3,
 }
 
-/// Intervals of equal length that cover all that has happened.
+/// Intervals of equal length that cover the replay.
 #[derive(Debug)]
 pub(crate) struct Timeline {
     interval_us: u64,
     buckets: Vec<Bucket>,
-    /// The interval that was looked at last, and its bounds: it is mostly the next one too, and found
-    /// without a division.
+    /// The interval used last, with its bounds: usually also the next one, which saves a division.
     latest: usize,
     latest_us: Range<u64>,
     gauged_until_us: u64,
@@ -81,7 +80,7 @@ impl Timeline {
         }
     }
 
-    /// The interval of a moment.
+    /// Returns the interval of a time.
     pub(crate) fn at(&mut self, time_us: u64) -> &mut Bucket {
         if !self.latest_us.contains(&time_us) {
             self.go_to(time_us);
@@ -106,8 +105,8 @@ impl Timeline {
         self.spread(from_us * 1000, to_us * 1000, |bucket, ns, _| bucket.busy_ns += ns);
     }
 
-    /// Bytes went over a link. They count when the link was taken for them, evenly, so that no interval
-    /// has more than the link carries.
+    /// Adds bytes carried by a link. They are spread evenly over the time for which they occupy the
+    /// link, so that no interval exceeds the bandwidth.
     pub(crate) fn carried(&mut self, link: LinkColumn, carried: Carried, bytes: u64) {
         let (from_ns, to_ns) = (carried.start_ns, carried.busy_until_ns);
         if from_ns == to_ns {
@@ -117,7 +116,7 @@ impl Timeline {
         let whole_ns = u128::from(to_ns - from_ns);
         let mut counted = 0;
         self.spread(from_ns, to_ns, |bucket, ns, until_ns| {
-            // What has gone until then, less what earlier intervals have: the sum is exact.
+            // The cumulative bytes less those of earlier intervals, so that the sum is exact.
             let gone = u128::from(bytes) * u128::from(until_ns - from_ns) / whole_ns;
             let gone = gone as u64;
             bucket.link_busy_ns[link as usize] += ns;
@@ -125,12 +124,12 @@ impl Timeline {
         });
     }
 
-    /// Whether enough time has passed for gauges to be worth another look.
+    /// Returns whether the gauges are due for a sample.
     pub(crate) fn wants_gauges(&self, now_us: u64) -> bool {
         now_us >= self.gauged_until_us + self.interval_us / 4
     }
 
-    /// Gauges have been like this since the last look.
+    /// Adds gauge values that held since the last sample.
     pub(crate) fn gauge(&mut self, now_us: u64, values: &[u64; Gauge::COUNT]) {
         let from_us = std::mem::replace(&mut self.gauged_until_us, now_us);
         self.spread(from_us * 1000, now_us * 1000, |bucket, ns, _| {
@@ -142,13 +141,12 @@ impl Timeline {
         });
     }
 
-    /// Divides a stretch of time among the intervals that it touches; each is told how much of it it has,
-    /// and until when.
+    /// Divides a time range among its intervals; `add` gets the duration within each, and its end.
     fn spread(&mut self, from_ns: u64, to_ns: u64, mut add: impl FnMut(&mut Bucket, u64, u64)) {
         if from_ns >= to_ns {
             return;
         }
-        // The last interval first: it may make all of them longer.
+        // The last interval first: it may merge intervals.
         self.at((to_ns - 1) / 1000);
         let mut start = from_ns;
         while start < to_ns {
@@ -169,7 +167,7 @@ impl Timeline {
         self.buckets = merged;
     }
 
-    /// The columns, given how large the tiers of all workers together are.
+    /// Converts to columns, given the total tier sizes of all workers.
     pub(crate) fn into_series(self, workers: u32, device_pages: u64, host_pages: u64) -> Series {
         let interval_ns = (self.interval_us * 1000 * u64::from(workers)) as f64;
         let buckets = &self.buckets;
@@ -261,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_lost_when_intervals_become_longer() {
+    fn merging_intervals_keeps_sums() {
         let mut timeline = Timeline::new();
         for event in 0..10_000 {
             timeline.at(event * 7_919).arrivals += 1;
@@ -276,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_where_the_link_carried_them() {
+    fn bytes_count_in_the_interval_of_their_transfer() {
         let mut timeline = Timeline::new();
         // From 0.5 ms to 3 ms at 1 GB/s.
         let carried = Carried { start_ns: 500_000, busy_until_ns: 3_000_000, end_ns: 9_000_000 };
@@ -287,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn gauges_are_means_over_time() {
+    fn gauges_are_time_weighted_means() {
         let mut timeline = Timeline::new();
         timeline.gauge(250, &[100; Gauge::COUNT]);
         timeline.gauge(1_500, &[20; Gauge::COUNT]);

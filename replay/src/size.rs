@@ -1,4 +1,4 @@
-//! Sizes as people write them, in flags, variables and files alike.
+//! Byte sizes as written in flags, variables and files.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use bytesize::ByteSize;
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A number of bytes, written like `512MiB`, `1.5GiB` or `4GB`.
+/// A number of bytes, parsed from text like `512MiB`, `1.5GiB` or `4GB`.
 ///
 /// ```
 /// use terrace_replay::Size;
@@ -20,31 +20,31 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub struct Size(pub u64);
 
 impl Size {
-    /// So many times 1024 bytes.
+    /// Creates a size of `count` times 1024 bytes.
     #[must_use]
     pub const fn kib(count: u64) -> Self {
         Self(count << 10)
     }
 
-    /// So many times 1024 KiB.
+    /// Creates a size of `count` times 1024 KiB.
     #[must_use]
     pub const fn mib(count: u64) -> Self {
         Self(count << 20)
     }
 
-    /// So many times 1024 MiB.
+    /// Creates a size of `count` times 1024 MiB.
     #[must_use]
     pub const fn gib(count: u64) -> Self {
         Self(count << 30)
     }
 
-    /// In bytes.
+    /// Returns the bytes.
     #[must_use]
     pub const fn as_u64(self) -> u64 {
         self.0
     }
 
-    /// As one would write it in a file or a flag: exactly, where [`fmt::Display`] rounds.
+    /// Formats the size exactly, for a file or a flag; [`fmt::Display`] rounds.
     #[must_use]
     pub fn written(self) -> String {
         const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -69,7 +69,7 @@ impl FromStr for Size {
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text.trim().parse() {
-            // What is too large to be counted is cut to this.
+            // The parser saturates at this value.
             Ok(ByteSize(u64::MAX)) => Err(format!("{text:?} is too large")),
             Ok(ByteSize(bytes)) => Ok(Self(bytes)),
             Err(_) => Err(format!(
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_is_a_number_and_a_unit() {
+    fn parses_a_number_and_a_unit() {
         let cases = [
             ("0", Size(0)),
             ("4096", Size::kib(4)),
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_is_told_with_one_that_is() {
+    fn invalid_size_error_shows_an_example() {
         for wrong in ["foo", "", "-1", "GiB", "1.2.3GiB", "64 pages", "64MiB more", "1e3"] {
             let error = wrong.parse::<Size>().unwrap_err();
             assert!(error.starts_with(&format!("{wrong:?} is not a size")), "{error}");
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn files_have_the_same_sizes_and_the_same_advice() {
+    fn files_use_the_same_parser_and_errors() {
         let read = toml::from_str::<File>;
         assert_eq!(read("memory = \"64MiB\"").unwrap().memory, Size::mib(64));
         assert_eq!(read("memory = 4096").unwrap().memory, Size::kib(4));
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_survives_its_file_to_the_byte() {
+    fn written_size_round_trips() {
         for size in [0, 1, 1023, 1024, 1_234_567, 3 << 20, 1 << 40, 5 << 50, u64::MAX - 1] {
             let file = File { memory: Size(size) };
             let text = toml::to_string(&file).unwrap();

@@ -1,35 +1,35 @@
-//! What users are promised, and how many of them get it.
+//! Service-level objectives, and the share of requests that meet them.
 
 use serde::{Deserialize, Serialize};
 
-/// What users are promised. A request that keeps all of it is a good one.
+/// A service-level objective. A request that meets all limits is good.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Slo {
-    /// The longest time to the first token.
+    /// Limit of the time to the first token.
     pub ttft_ms: Option<f64>,
-    /// The longest time between tokens, on average over an answer.
+    /// Limit of the mean time between tokens of an answer.
     pub tpot_ms: Option<f64>,
-    /// The share of requests that must be good for the promise to be kept.
+    /// Share of requests that must be good.
     pub share: f64,
 }
 
-/// How many requests were good.
+/// Number of good requests.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Goodput {
-    /// Requests that were looked at: those that arrived after the warm-up.
+    /// Measured requests: those that arrived after the warm-up.
     pub requests: u64,
-    /// Of those, requests that were good. Whoever failed or was refused was not.
+    /// Good requests. Failed and refused requests are not good.
     pub good: u64,
-    /// The same as a share.
+    /// Share of good requests.
     pub share: f64,
-    /// Good requests in a second.
+    /// Good requests per second.
     pub requests_per_s: f64,
-    /// The share whose first token came in time.
+    /// Share of requests within the limit of the first token.
     pub ttft_share: f64,
-    /// The share whose tokens came fast enough.
+    /// Share of requests within the limit of the time between tokens.
     pub tpot_share: f64,
-    /// Whether enough of them were good.
+    /// True if the objective is met.
     pub is_kept: bool,
 }
 
@@ -40,7 +40,7 @@ impl Default for Slo {
 }
 
 impl Slo {
-    /// Whether anything is promised.
+    /// Returns whether there is a limit.
     #[must_use]
     pub fn promises(&self) -> bool {
         self.ttft_ms.is_some() || self.tpot_ms.is_some()
@@ -48,7 +48,7 @@ impl Slo {
 }
 
 impl Goodput {
-    /// Of the same requests replayed on several days; none without a day.
+    /// Combines the goodput of several days; none without a day.
     pub(crate) fn of_days(days: &[Self], slo: &Slo) -> Option<Self> {
         if days.is_empty() {
             return None;
@@ -68,7 +68,7 @@ impl Goodput {
     }
 }
 
-/// The mean of at least one figure.
+/// Returns the mean of at least one figure.
 pub(crate) fn mean(figures: impl ExactSizeIterator<Item = f64>) -> f64 {
     let count = figures.len() as f64;
     figures.sum::<f64>() / count
@@ -76,15 +76,15 @@ pub(crate) fn mean(figures: impl ExactSizeIterator<Item = f64>) -> f64 {
 
 /// Counts good requests.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Goods {
+pub(crate) struct GoodputCounter {
     pub(crate) requests: u64,
     good: u64,
     first_in_time: u64,
     fast_enough: u64,
 }
 
-impl Goods {
-    /// A request has its answer; an answer of one token has no time between tokens.
+impl GoodputCounter {
+    /// Records an answer; an answer of one token has no time between tokens.
     pub(crate) fn answered(&mut self, slo: &Slo, ttft_us: u64, tpot_us: Option<f64>) {
         let within = |limit_ms: Option<f64>, us: f64| limit_ms.is_none_or(|ms| us <= ms * 1000.0);
         let in_time = within(slo.ttft_ms, ttft_us as f64);
@@ -113,14 +113,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_good_request_keeps_both_promises() {
+    fn good_request_meets_both_limits() {
         let slo = Slo { ttft_ms: Some(500.0), tpot_ms: Some(20.0), share: 0.5 };
-        let mut goods = Goods { requests: 5, ..Goods::default() };
+        let mut goods = GoodputCounter { requests: 5, ..GoodputCounter::default() };
         goods.answered(&slo, 500_000, Some(20_000.0));
         goods.answered(&slo, 500_001, Some(1.0));
         goods.answered(&slo, 10, Some(20_001.0));
         goods.answered(&slo, 10, None);
-        // The fifth never had an answer.
+        // The fifth request was not answered.
         let found = goods.goodput(&slo, 2.0).expect("something is promised");
         assert_eq!((found.good, found.share, found.requests_per_s), (2, 0.4, 1.0));
         assert_eq!((found.ttft_share, found.tpot_share, found.is_kept), (0.6, 0.6, false));

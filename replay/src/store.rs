@@ -1,4 +1,4 @@
-//! The store that all workers share: which pages it holds, how long it takes, how it fails.
+//! The shared store: its pages, latencies and failures.
 
 use terrace_kit::Dice;
 use terrace_scheduler::{L3Path, Outcome};
@@ -10,8 +10,9 @@ use crate::lru_pages::LruPages;
 use crate::page_set::PageSet;
 use crate::report::StoreUse;
 
-/// The shared store. It knows pages by 64 bits of their keys, or, without a limit, by 32 behind a page that it
-/// knows: among ten million pages a page is taken for another less than once in 10,000 replays.
+/// The shared store. It identifies pages by 64 bits of their keys or, without a limit, by 32 bits
+/// behind a known predecessor: with ten million pages, fewer than one in 10,000 replays confuses
+/// two pages.
 #[derive(Debug)]
 pub(crate) struct Store {
     config: StoreConfig,
@@ -24,7 +25,7 @@ pub(crate) struct Store {
 
 #[derive(Debug)]
 enum Held {
-    /// Nothing ever goes.
+    /// No eviction.
     Unlimited(PageSet),
     Limited(LruPages),
 }
@@ -44,7 +45,7 @@ impl Store {
         }
     }
 
-    /// How many of the pages, from the first, are there.
+    /// Looks up a path, and returns the number of its leading pages that are stored.
     pub(crate) fn probe(&mut self, path: &L3Path<'_>) -> Outcome {
         self.used.probes += 1;
         if self.dice.happens(self.config.probe_failure_rate) {
@@ -54,7 +55,7 @@ impl Store {
         answer(self.pages.held(path), path)
     }
 
-    /// Reads pages: what of them arrives.
+    /// Reads pages, and returns the result.
     pub(crate) fn read(&mut self, path: &L3Path<'_>) -> Outcome {
         self.used.reads += 1;
         if self.dice.happens(self.config.read_failure_rate) {
@@ -70,7 +71,7 @@ impl Store {
         answer(pages, path)
     }
 
-    /// Whether a write that begins now will come to something.
+    /// Returns whether a write that starts now will succeed.
     pub(crate) fn accepts_write(&mut self) -> bool {
         self.used.writes += 1;
         let fails = self.dice.happens(self.config.write_failure_rate);
@@ -78,7 +79,7 @@ impl Store {
         !fails
     }
 
-    /// A write has ended: its pages are there from now on.
+    /// Inserts the pages of a completed write.
     pub(crate) fn insert(&mut self, path: &L3Path<'_>) {
         match &mut self.pages {
             Held::Unlimited(set) => set.insert(path),
@@ -114,7 +115,7 @@ impl Held {
         }
     }
 
-    /// Makes the first pages that are asked for the last to go.
+    /// Marks the first pages of a path as used last.
     fn touch(&mut self, path: &L3Path<'_>, pages: usize) {
         match self {
             Self::Unlimited(_) => {}
@@ -141,7 +142,7 @@ mod tests {
         range.map(|n| PageKey((n + 1) << 64)).collect()
     }
 
-    /// The path of an operation that is about these pages of a sequence.
+    /// Returns the path of an operation on these pages of a sequence.
     fn path(pages: &[PageKey]) -> L3Path<'_> {
         let mut path = L3Path::default();
         path.extend([pages], true);
@@ -149,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_counts_from_the_first_page_to_the_first_that_is_missing() {
+    fn probe_counts_up_to_the_first_missing_page() {
         let mut store = Store::new(&StoreConfig::default(), 0);
         store.insert(&path(&keys(0..3)));
         store.insert(&path(&keys(4..6)));
@@ -159,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn with_a_limit_the_ends_of_what_was_not_read_lately_go_first() {
+    fn limited_store_evicts_ends_of_unused_sequences_first() {
         let config = StoreConfig { pages_max: Some(6), ..StoreConfig::default() };
         let mut store = Store::new(&config, 0);
         store.insert(&path(&keys(0..3)));
@@ -172,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_come_as_often_as_asked_for() {
+    fn failure_rates_are_respected() {
         let config = StoreConfig {
             probe_failure_rate: 0.25,
             read_failure_rate: 0.5,

@@ -1,4 +1,4 @@
-//! Sweeps: the same trace on a grid of configurations, on all cores.
+//! Sweeps: replays of the same trace on a grid of configurations, on all cores.
 
 mod advice;
 mod point;
@@ -16,79 +16,79 @@ use crate::trace::Trace;
 
 pub use point::{Confidence, SweepPoint};
 
-/// More configurations than this are not replayed at once.
+/// Largest number of configurations.
 pub const POINTS_MAX: usize = 10_000;
 
-/// A setting and the values that it takes.
+/// A setting and its values.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Axis {
     /// The setting.
     pub setting: Setting,
-    /// Its values, as they were written.
+    /// Values as text.
     pub values: Vec<String>,
 }
 
-/// What came of a sweep.
+/// Result of a sweep.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Sweep {
-    /// Models, and what they run on: one for all, unless that was varied.
+    /// Models and their hardware: a single entry unless it was varied.
     pub machines: Vec<String>,
-    /// What was varied.
+    /// Varied settings.
     pub axes: Vec<Axis>,
-    /// What to take from it, in a sentence.
+    /// Conclusion in a sentence.
     pub answer: String,
-    /// The place in `points` of the cheapest that is good enough.
+    /// Index in `points` of the recommended configuration.
     pub recommended: usize,
-    /// All configurations: the last axis changes fastest.
+    /// All configurations; the last axis varies fastest.
     pub points: Vec<SweepPoint>,
 }
 
-/// A sweep that cannot be done.
+/// An error of a sweep.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SweepError {
-    /// An axis that is not understood.
+    /// An axis cannot be parsed.
     #[error("{text:?}: write NAME=VALUE,VALUE,…, like host=0,64GiB,256GiB")]
     Axis {
-        /// What was written.
+        /// Its text.
         text: String,
     },
-    /// A setting on two axes.
+    /// A setting occurs on two axes.
     #[error("{setting} is swept twice; list all its values in one --sweep")]
     Twice {
-        /// Which.
+        /// The setting.
         setting: Setting,
     },
-    /// A setting without values.
+    /// A setting has no values.
     #[error("the sweep of {setting} has no values: give at least one")]
     NoValues {
-        /// Which.
+        /// The setting.
         setting: Setting,
     },
-    /// Too many configurations.
+    /// There are too many configurations.
     #[error("{points} configurations are too many: at most {POINTS_MAX} can be swept at once")]
     TooMany {
-        /// How many there would be.
+        /// Their number.
         points: usize,
     },
-    /// A configuration that cannot be.
+    /// A configuration is invalid.
     #[error(transparent)]
     Options(#[from] OptionError),
-    /// A replay that went wrong.
+    /// A replay failed.
     #[error("{point}: {error}")]
     Replay {
-        /// Its values on the axes.
+        /// Its axis values.
         point: String,
-        /// What went wrong.
+        /// Error of the replay.
         error: ReplayError,
     },
 }
 
 impl Axis {
-    /// Reads `NAME=VALUE,VALUE,…`.
+    /// Parses `NAME=VALUE,VALUE,…`.
     ///
     /// # Errors
-    /// What is not understood.
+    /// Fails if the text is invalid.
     pub fn parse(text: &str) -> Result<Self, SweepError> {
         let wrong = || SweepError::Axis { text: text.to_owned() };
         let (name, values) = text.split_once('=').ok_or_else(wrong)?;
@@ -101,14 +101,14 @@ impl Axis {
 }
 
 impl Sweep {
-    /// Replays a trace on every combination of values. All are checked before the first begins.
-    /// `progress` is told whenever one is done. The result does not depend on the number of threads.
+    /// Replays a trace on every combination of values. All configurations are checked first.
+    /// `progress` is called after each replay. The result does not depend on the number of threads.
     ///
     /// # Errors
-    /// What cannot be configured, or what went wrong in a replay.
+    /// Fails if a configuration is invalid or a replay fails.
     ///
     /// # Panics
-    /// If a thread does.
+    /// Panics if a thread panics.
     pub fn run(
         trace: &Trace,
         base: &Options,
@@ -119,13 +119,13 @@ impl Sweep {
         Self::run_unless(&AtomicBool::new(false), trace, base, axes, threads, progress)
     }
 
-    /// The same, unless somebody sets `stop` meanwhile.
+    /// Same as [`Sweep::run`], until `stop` is set.
     ///
     /// # Errors
-    /// As [`Sweep::run`], and [`ReplayError::Stopped`] soon after `stop` was set.
+    /// Same as [`Sweep::run`], and [`ReplayError::Stopped`] soon after `stop` was set.
     ///
     /// # Panics
-    /// If a thread does.
+    /// Panics if a thread panics.
     pub fn run_unless(
         stop: &AtomicBool,
         trace: &Trace,
@@ -137,14 +137,14 @@ impl Sweep {
         Self::run_days(stop, std::slice::from_ref(trace), base, axes, threads, progress)
     }
 
-    /// Replays several traces of a kind on every combination of values, each with a seed of its own: what
-    /// is told are means, and how sure they are.
+    /// Replays several similar traces on every combination of values, each with its own seed. The
+    /// figures are means with confidence intervals.
     ///
     /// # Errors
-    /// As [`Sweep::run_unless`].
+    /// Same as [`Sweep::run_unless`].
     ///
     /// # Panics
-    /// If a thread does.
+    /// Panics if a thread panics.
     pub fn run_days(
         stop: &AtomicBool,
         traces: &[Trace],
@@ -178,23 +178,23 @@ impl Sweep {
         Ok(Self { machines, axes, answer, recommended, points })
     }
 
-    /// Whether all configurations can be: better known before a long trace is read.
+    /// Checks all configurations, before a long trace is read.
     ///
     /// # Errors
-    /// The first that cannot.
+    /// Returns the first error.
     pub fn check(base: &Options, axes: &[Axis]) -> Result<(), SweepError> {
         grid(base, axes).map(drop)
     }
 
-    /// How many configurations these axes make.
+    /// Returns the number of configurations.
     #[must_use]
     pub fn size(axes: &[Axis]) -> usize {
         axes.iter().fold(1, |size: usize, axis| size.saturating_mul(axis.values.len()))
     }
 }
 
-/// The results of so many pieces of work, in their order. Whoever is free takes the next, so that all
-/// threads are busy until the last few.
+/// Runs jobs in parallel and returns their results in order. Threads take the next job when they
+/// are free.
 pub(crate) fn in_parallel<T: Send>(
     threads: usize,
     count: usize,
@@ -207,7 +207,7 @@ pub(crate) fn in_parallel<T: Send>(
             let place = next.fetch_add(1, Ordering::Relaxed);
             let Some(result) = results.get(place) else { return };
             let done = work(place);
-            *result.lock().expect("nobody panics while holding it") = Some(done);
+            *result.lock().expect("no thread panics while holding it") = Some(done);
         }
     };
     std::thread::scope(|scope| {
@@ -217,19 +217,19 @@ pub(crate) fn in_parallel<T: Send>(
         take();
     });
     let taken = |result: Mutex<Option<T>>| {
-        result.into_inner().expect("nobody panicked").expect("every place was taken")
+        result.into_inner().expect("no thread panicked").expect("every place was taken")
     };
     results.into_iter().map(taken).collect()
 }
 
-/// Values on the axes, as `host 64GiB, policy lru`.
+/// Formats axis values, like `host 64GiB, policy lru`.
 #[must_use]
 pub fn describe(axes: &[Axis], values: &[String]) -> String {
     let pairs = axes.iter().zip(values).map(|(axis, value)| format!("{} {value}", axis.setting));
     pairs.collect::<Vec<_>>().join(", ")
 }
 
-/// Every combination of values, with its configuration.
+/// Returns every combination of values, with its configuration.
 fn grid(base: &Options, axes: &[Axis]) -> Result<Vec<(Vec<String>, Config)>, SweepError> {
     for (place, axis) in axes.iter().enumerate() {
         if axes[..place].iter().any(|earlier| earlier.setting == axis.setting) {
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn the_grid_has_every_combination_and_the_last_axis_changes_fastest() {
+    fn grid_has_every_combination_in_order() {
         let axes = axes(&["host=0,64GiB", "policy=lru,slru,s3fifo"]);
         let grid = grid(&Options::default(), &axes).unwrap();
         let names: Vec<String> = grid.iter().map(|(values, _)| values.join(" ")).collect();
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_before_anything_runs() {
+    fn rejects_invalid_grids_before_any_replay() {
         assert!(refusal(&["host"]).contains("write NAME=VALUE"));
         assert!(refusal(&["host=1,,2"]).contains("write NAME=VALUE"));
         assert!(refusal(&["colour=red"]).contains("there is no setting \"colour\""));
@@ -305,11 +305,11 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_that_is_stopped_says_so() {
+    fn stopped_sweep_returns_an_error() {
         let trace = Synthetic { requests: 100, ..Synthetic::default() }.trace().unwrap();
         let stop = AtomicBool::new(false);
         let done = AtomicUsize::new(0);
-        // It is stopped when the first is done: the others are not replayed.
+        // Stopped after the first replay: the others do not run.
         let progress = || {
             done.fetch_add(1, Ordering::Relaxed);
             stop.store(true, Ordering::Relaxed);
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn any_number_of_threads_gives_the_same_bytes() {
+    fn result_does_not_depend_on_threads() {
         let synthetic =
             Synthetic { workload: Workload::Chat, requests: 150, ..Synthetic::default() };
         let trace = synthetic.trace().unwrap();
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn days_are_averaged_and_tell_how_sure_they_are() {
+    fn days_are_averaged_with_confidence() {
         let trace = Synthetic { requests: 120, ..Synthetic::default() }.trace().unwrap();
         let never = AtomicBool::new(false);
         let run = |days: &[Trace]| {

@@ -1,4 +1,4 @@
-//! Counts what happens to requests: latencies, hits, phases, the slowest.
+//! Statistics of requests: latencies, hits, phases, the slowest.
 
 use terrace_scheduler::{Hits, RequestId, Slot, StateName, Transition};
 
@@ -7,17 +7,17 @@ use crate::histogram::Histogram;
 use crate::report::{Phase, SlowRequest, Span};
 use crate::router::Route;
 use crate::series::Timeline;
-use crate::slo::{Goods, Slo};
+use crate::slo::{GoodputCounter, Slo};
 use crate::trace::{Ceiling, Trace};
 
-/// How many of the slowest requests are told about.
+/// Number of slow requests to report.
 const SLOWEST_MAX: usize = 10;
-/// Phases of one request that are kept at the most.
+/// Largest number of phases kept of one request.
 const PHASES_MAX: usize = 64;
-/// The place of a request that is not alive.
+/// Marks a request that is not live.
 const NOWHERE: u32 = u32::MAX;
 
-/// Everything that is counted about requests, over all workers.
+/// Statistics of requests, over all workers.
 #[derive(Debug)]
 pub(crate) struct Tally<'a> {
     trace: &'a Trace,
@@ -27,13 +27,13 @@ pub(crate) struct Tally<'a> {
     pub(crate) itl: Histogram,
     pub(crate) e2e: Histogram,
     pub(crate) queue: Histogram,
-    /// Per request, how long a token took after the first.
+    /// Mean time per token after the first, by request.
     pub(crate) tpot: Histogram,
-    pub(crate) goods: Goods,
+    pub(crate) goods: GoodputCounter,
     slo: Slo,
     warm_up: WarmUp,
     arrivals: u64,
-    /// When the first request arrived that is measured.
+    /// Arrival of the first measured request.
     measured_from_us: Option<u64>,
     pub(crate) hit_tokens: [u64; 3],
     pub(crate) output_tokens: u64,
@@ -41,36 +41,36 @@ pub(crate) struct Tally<'a> {
     pub(crate) failed: u64,
     pub(crate) refused: u64,
     pub(crate) last_token_us: u64,
-    /// Where a request of the trace is among the live.
+    /// Index of each request of the trace in `live`.
     places: Vec<u32>,
     live: Vec<Live>,
     free: Vec<u32>,
     slowest: Vec<SlowRequest>,
 }
 
-/// What a change of state means to others.
+/// Effect of a change of state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     /// The request was admitted for the first time.
     Admitted,
-    /// It has all its tokens.
+    /// The request has all its tokens.
     Answered,
     Other,
 }
 
-/// What a request that has ended leaves behind.
+/// End of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct End {
-    /// Whether it ended without an answer in full.
+    /// True if it ended without a complete answer.
     pub(crate) was_waited_for: bool,
     pub(crate) was_admitted: bool,
     pub(crate) has_started: bool,
     pub(crate) route: Option<Route>,
-    /// Whether its life goes on at another worker.
+    /// True if it continues at another worker.
     pub(crate) is_handed_over: bool,
 }
 
-/// A request under way.
+/// A live request.
 #[derive(Debug, Default)]
 struct Live {
     request: u32,
@@ -82,12 +82,13 @@ struct Live {
     first_token_us: Option<u64>,
     last_token_us: u64,
     is_admitted: bool,
-    /// Whether it has had a token from the worker that it was sent to last.
+    /// True if it has had a token from its current worker.
     has_started: bool,
     is_measured: bool,
-    /// Whether another worker is to decode it.
+    /// True if another worker is to decode it.
     is_handed_over: bool,
-    /// Whether it has begun anew or gone on elsewhere, so that its wait has been counted.
+    /// True if it has restarted or moved to another worker, so that its waiting time has been
+    /// counted.
     was_elsewhere: bool,
     phases: Vec<(Phase, u64)>,
 }
@@ -103,7 +104,7 @@ impl<'a> Tally<'a> {
             e2e: Histogram::default(),
             queue: Histogram::default(),
             tpot: Histogram::default(),
-            goods: Goods::default(),
+            goods: GoodputCounter::default(),
             slo: config.slo,
             warm_up: config.warm_up,
             arrivals: 0,
@@ -121,7 +122,7 @@ impl<'a> Tally<'a> {
         }
     }
 
-    /// A request has arrived; `is_handed_over` if another worker is to decode it.
+    /// Records an arrival; `is_handed_over` if another worker is to decode it.
     pub(crate) fn arrived(&mut self, request: u32, is_handed_over: bool, now_us: u64) {
         let place = self.free.pop().unwrap_or_else(|| {
             self.live.push(Live::default());
@@ -150,13 +151,13 @@ impl<'a> Tally<'a> {
         self.timeline.at(now_us).arrivals += 1;
     }
 
-    /// A request is sent to a worker.
+    /// Records that a request is sent to a worker.
     pub(crate) fn sent(&mut self, request: u32, route: Route) {
         self.of(RequestId(request.into())).route = Some(route);
     }
 
-    /// A request goes on at another worker; without a route it will begin anew.
-    pub(crate) fn goes_on(&mut self, request: u32, route: Option<Route>) {
+    /// Moves a request to another worker; without a route it restarts.
+    pub(crate) fn move_to(&mut self, request: u32, route: Option<Route>) {
         let live = self.of(RequestId(request.into()));
         live.route = route;
         live.is_admitted = false;
@@ -165,21 +166,21 @@ impl<'a> Tally<'a> {
         live.was_elsewhere = true;
     }
 
-    /// Takes away the requests of a worker that has died, in the order of the trace, with their routes and
-    /// whether they had started: they begin anew. First tokens that users have seen count as ever.
-    pub(crate) fn orphans(
+    /// Removes the requests of a failed worker, in the order of the trace, with their routes and
+    /// whether they had started: they restart. First tokens that users have seen still count.
+    pub(crate) fn remove_unfinished(
         &mut self,
         worker: usize,
         last_token_at: &[u64],
         is_handed_over: impl Fn(u32) -> bool,
         now_us: u64,
     ) -> Vec<(u32, Route, bool)> {
-        let mut orphans = Vec::new();
-        // Whoever is not alive has no route.
+        let mut unfinished = Vec::new();
+        // Requests that are not live have no route.
         let of_worker = |live: &&mut Live| live.route.is_some_and(|route| route.worker == worker);
         for live in self.live.iter_mut().filter(of_worker).filter(|live| live.is_waited_for) {
             let Some(route) = live.route.take() else { continue };
-            orphans.push((live.request, route, live.has_started));
+            unfinished.push((live.request, route, live.has_started));
             if live.has_started {
                 live.last_token_us = last_token_at[live.slot as usize];
             }
@@ -189,12 +190,12 @@ impl<'a> Tally<'a> {
             live.is_handed_over = is_handed_over(live.request);
             live.enter(Phase::Waiting, now_us);
         }
-        orphans.sort_unstable_by_key(|(request, _, _)| *request);
-        orphans
+        unfinished.sort_unstable_by_key(|(request, _, _)| *request);
+        unfinished
     }
 
-    /// Those who have their answer, and whose write-back has died with their worker.
-    pub(crate) fn bury(&mut self, worker: usize) {
+    /// Removes answered requests whose write-back was lost with their worker.
+    pub(crate) fn drop_answered(&mut self, worker: usize) {
         for place in 0..self.live.len() as u32 {
             let live = &mut self.live[place as usize];
             if live.route.is_some_and(|route| route.worker == worker) {
@@ -205,7 +206,7 @@ impl<'a> Tally<'a> {
         }
     }
 
-    /// Whether the request that arrives now is measured.
+    /// Returns whether the arriving request is measured.
     fn is_measured(&self, now_us: u64) -> bool {
         match self.warm_up {
             WarmUp::Share(share) => {
@@ -215,20 +216,20 @@ impl<'a> Tally<'a> {
         }
     }
 
-    /// From the first arrival that is measured to the last token.
+    /// Returns the time from the first measured arrival to the last token.
     pub(crate) fn measured_us(&self) -> u64 {
         let from_us = self.measured_from_us.unwrap_or(self.last_token_us);
         self.last_token_us.saturating_sub(from_us)
     }
 
-    /// A request has arrived that no worker can run.
+    /// Records a request that no worker can run.
     pub(crate) fn refused(&mut self, request: u32) -> End {
         self.refused += 1;
         self.of(RequestId(request.into())).is_handed_over = false;
         self.ended(RequestId(request.into()), false)
     }
 
-    /// How many requests have not ended.
+    /// Returns the number of live requests.
     pub(crate) fn live(&self) -> u64 {
         (self.live.len() - self.free.len()) as u64
     }
@@ -237,7 +238,7 @@ impl<'a> Tally<'a> {
         &mut self.live[self.places[request.0 as usize] as usize]
     }
 
-    /// Notes a change of state.
+    /// Records a change of state.
     pub(crate) fn changed(&mut self, transition: &Transition, last_token_at: &[u64]) -> Change {
         let now_us = transition.at.0;
         let live = self.of(transition.request);
@@ -273,7 +274,7 @@ impl<'a> Tally<'a> {
                 self.finished += 1;
                 if is_measured {
                     let gaps = u64::from(self.trace.requests()[index].output_tokens) - 1;
-                    // A first token may have been counted that its worker did not live to send.
+                    // A counted first token may have been lost with its worker.
                     let rest_us = now_us.saturating_sub(first_us);
                     let tpot = (gaps > 0).then(|| rest_us as f64 / gaps as f64);
                     self.e2e.record(took, 1);
@@ -295,7 +296,7 @@ impl<'a> Tally<'a> {
         Change::Other
     }
 
-    /// A step that begins now computes a part of the request's prompt.
+    /// Records that a step computes a part of the request's prompt.
     pub(crate) fn chunk_begins(&mut self, request: RequestId, now_us: u64) {
         let live = self.of(request);
         if matches!(live.phases.last(), Some((Phase::Loading, _))) {
@@ -303,7 +304,8 @@ impl<'a> Tally<'a> {
         }
     }
 
-    /// A prefill ends with a token, at `end_us`. Gives the route if it is the first from this worker.
+    /// Records a prefill that ends with a token at `end_us`. Returns the route if it is the first
+    /// token from this worker.
     pub(crate) fn prefill_ends(
         &mut self,
         request: RequestId,
@@ -317,7 +319,7 @@ impl<'a> Tally<'a> {
         live.slot = slot.0;
         let route = live.route.filter(|_| !std::mem::replace(&mut live.has_started, true));
         if live.first_token_us.is_some() {
-            // It was retracted, or goes on elsewhere: this is the gap after the token that it had last.
+            // The request was retracted or moved: this is the gap after its last token.
             let gap = end_us.saturating_sub(live.last_token_us);
             self.gaps(gap, 1, end_us);
             return route;
@@ -343,7 +345,7 @@ impl<'a> Tally<'a> {
         route
     }
 
-    /// So many requests have waited so long for their next token, which comes at `end_us`.
+    /// Records gaps of `times` requests before a token at `end_us`.
     pub(crate) fn gaps(&mut self, gap_us: u64, times: u64, end_us: u64) {
         if self.measured_from_us.is_some() {
             self.itl.record(gap_us, times);
@@ -354,7 +356,7 @@ impl<'a> Tally<'a> {
         bucket.output_tokens += times;
     }
 
-    /// The request's life has ended.
+    /// Records the end of a request.
     pub(crate) fn ended(&mut self, request: RequestId, has_failed: bool) -> End {
         let live = self.of(request);
         if live.is_handed_over && !has_failed && live.first_token_us.is_some() {
@@ -379,8 +381,8 @@ impl<'a> Tally<'a> {
         }
     }
 
-    /// Keeps the request's story if it is among the slowest to its first token. Among equals the
-    /// earlier counts as slower.
+    /// Keeps the request if it is among the slowest to its first token. Of equals, the earlier
+    /// counts as slower.
     fn consider_slow(&mut self, request: RequestId, now_us: u64) {
         let live = &self.live[self.places[request.0 as usize] as usize];
         let Some(first_us) = live.first_token_us else { return };

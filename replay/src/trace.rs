@@ -1,4 +1,4 @@
-//! Traces of requests: when they come, how long they are, and what their prompts have in common.
+//! Traces of requests: arrival times, lengths, and shared prefixes of prompts.
 
 mod build;
 mod curve;
@@ -32,12 +32,12 @@ pub use synthetic::{Synthetic, SyntheticError, Workload};
 use crate::draws::Draws;
 use prefixes::Prefixes;
 
-/// Requests in the order of their arrival. Prompts are lists of blocks; equal blocks have equal
-/// tokens, and different ones have no token in common.
+/// Requests in order of arrival. Prompts are lists of blocks; equal blocks have equal tokens, and
+/// different ones have no token in common.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trace {
     block_tokens: u32,
-    /// Blocks have numbers from 0 on, in the order in which they first appear.
+    /// Number of blocks, which are numbered by first appearance.
     distinct_blocks: u32,
     blocks: Vec<u32>,
     requests: Vec<TraceRequest>,
@@ -46,35 +46,35 @@ pub struct Trace {
 /// One request of a [`Trace`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceRequest {
-    /// When it comes, counted from the first of the trace.
+    /// Arrival time, relative to the first of the trace.
     pub arrival_us: u64,
-    /// Tokens of its prompt, at least one.
+    /// Tokens in the prompt, at least one.
     pub input_tokens: u32,
-    /// Tokens of its answer, at least one.
+    /// Tokens in the answer, at least one.
     pub output_tokens: u32,
     blocks: Range<u32>,
-    /// What it has to do with other turns, if it belongs to a session.
+    /// Its place in a session, if it belongs to one.
     pub(crate) link: Option<Link>,
 }
 
-/// What an unlimited cache could reuse that has kept every earlier prompt, and every answer that a later
-/// prompt contains: whole pages, and of each prompt all but one token at the most, since something must
-/// be computed for an answer.
+/// Upper bound of reuse: the tokens that an unlimited cache could reuse that keeps every earlier
+/// prompt, and every answer that a later prompt contains. It counts whole pages, and at most all
+/// but one token of each prompt, since a request must compute something.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Ceiling {
     /// Tokens of all prompts.
     pub prompt_tokens: u64,
-    /// Of those, tokens that could be reused if one request came after the other.
+    /// Tokens among them that can be reused if requests run in sequence.
     pub reusable_tokens: u64,
-    /// The same where the order may change, as it does when requests overlap. It is larger where
-    /// somebody's last page, which one cannot reuse oneself, is computed before those who can.
+    /// Reusable tokens if requests may overlap. This is larger where a request's last page, which
+    /// it cannot reuse itself, is computed before those of requests that can.
     pub any_order_tokens: u64,
-    /// What could be reused of each request, in the order of arrival.
+    /// Reusable tokens of each request, by arrival.
     pub by_request: Vec<u32>,
 }
 
 impl Ceiling {
-    /// The share of all prompt tokens that could be reused.
+    /// Returns the reusable share of all prompt tokens.
     #[must_use]
     pub fn ratio(&self) -> f64 {
         self.reusable_tokens as f64 / self.prompt_tokens.max(1) as f64
@@ -82,22 +82,22 @@ impl Ceiling {
 }
 
 impl Trace {
-    /// The requests, sorted by arrival.
+    /// Returns the requests, sorted by arrival.
     #[must_use]
     pub fn requests(&self) -> &[TraceRequest] {
         &self.requests
     }
 
-    /// The blocks of a request's prompt; the last may be used in part.
+    /// Returns the blocks of a request's prompt; the last may be used in part.
     ///
     /// # Panics
-    /// If the request belongs to another trace.
+    /// Panics if the request belongs to another trace.
     #[must_use]
     pub fn blocks(&self, request: &TraceRequest) -> &[u32] {
         &self.blocks[request.blocks.start as usize..request.blocks.end as usize]
     }
 
-    /// The same requests on another day: gaps between them are drawn anew, around the same means.
+    /// Returns the same requests with new random gaps, around the same means.
     #[must_use]
     pub fn another_day(&self, seed: u64) -> Self {
         let mut dice = Dice::new(seed);
@@ -111,11 +111,12 @@ impl Trace {
         day
     }
 
-    /// Interval in microseconds to which arrival times were rounded, if that makes requests arrive together.
+    /// Returns the interval in microseconds to which arrival times were rounded, if requests arrive
+    /// together because of it.
     ///
-    /// Published traces are often rounded to seconds. Replayed at any speed, such a trace has bursts that its
-    /// traffic did not have. The gaps between arrival times are then multiples of the interval, nearly all of them
-    /// to within 1 %.
+    /// Published traces are often rounded to seconds. Replayed at any speed, such a trace has
+    /// bursts that its traffic did not have. The gaps between arrival times are then multiples of
+    /// the interval, nearly all of them to within 1 %.
     #[must_use]
     pub fn arrival_quantum_us(&self) -> Option<u64> {
         const QUANTUM_MIN_US: u64 = 100_000;
@@ -134,8 +135,9 @@ impl Trace {
         (is_rounded && is_shared && quantum_us >= QUANTUM_MIN_US).then_some(quantum_us)
     }
 
-    /// The same requests in the same order, those of one arrival time spread evenly over an interval that starts
-    /// with it, or over the time to the next arrival if that is shorter.
+    /// Returns the same requests in the same order. Requests of one arrival time are spread evenly
+    /// over an interval that starts with it, or over the time to the next arrival if that is
+    /// shorter.
     #[must_use]
     pub fn spread_arrivals(&self, interval_us: u64) -> Self {
         let mut spread = self.clone();
@@ -153,8 +155,8 @@ impl Trace {
         spread
     }
 
-    /// The same for requests that belong together: those of a session, or those whose prompts begin with
-    /// the same block.
+    /// Returns a number shared by requests of a session or, without one, by requests whose prompts
+    /// begin with the same block.
     pub(crate) fn family(&self, request: &TraceRequest) -> u64 {
         if let Some(link) = request.link {
             return u64::from(link.session) | 1 << 32;
@@ -162,28 +164,28 @@ impl Trace {
         self.blocks(request).first().copied().unwrap_or(0).into()
     }
 
-    /// Tokens in a block.
+    /// Returns the number of tokens in a block.
     #[must_use]
     pub fn block_tokens(&self) -> u32 {
         self.block_tokens
     }
 
-    /// How many different blocks there are.
+    /// Returns the number of distinct blocks.
     #[must_use]
     pub fn distinct_blocks(&self) -> u32 {
         self.distinct_blocks
     }
 
-    /// All tokens of prompts are below this: whoever makes up answers takes tokens from here on.
+    /// Returns an upper bound of all prompt tokens; generated tokens start here.
     #[must_use]
     pub fn token_bound(&self) -> Token {
         self.distinct_blocks * self.block_tokens
     }
 
-    /// A request's prompt, block by block.
+    /// Iterates over the token ranges of a request's prompt, by block.
     ///
     /// # Panics
-    /// If the request belongs to another trace.
+    /// Panics if the request belongs to another trace.
     pub fn token_blocks(&self, request: &TraceRequest) -> impl Iterator<Item = Range<Token>> {
         let mut rest = request.input_tokens;
         self.blocks(request).iter().map(move |&block| {
@@ -194,16 +196,16 @@ impl Trace {
         })
     }
 
-    /// What an unlimited cache with pages of this size could reuse.
+    /// Returns the upper bound of reuse for pages of this size.
     #[must_use]
     pub fn ceiling(&self, page_size: u32) -> Ceiling {
         let mut prefixes = Prefixes::new(self.distinct_blocks);
-        // For each prefix, how far into its last block earlier requests have gone.
+        // For each prefix, the used length of its last block in earlier requests.
         let mut covered: Vec<u32> = Vec::new();
         // Pages that end where a prompt ends.
         let mut last_pages = HashSet::new();
         let mut ceiling = Ceiling::default();
-        // Adds a prefix of a prompt, and tells how much of it was there, and where it ends.
+        // Adds a prefix of a prompt, and returns how much of it was present, and its end.
         let mut cover = |request: &TraceRequest, tokens: u32| {
             let (mut common, mut follows) = (0, true);
             let mut rest = tokens;
@@ -232,7 +234,8 @@ impl Trace {
             let length = request.input_tokens;
             if length.is_multiple_of(page_size) {
                 let is_new = last_pages.insert((at, length % self.block_tokens));
-                // Whoever computed it first could have reused it: the other order is the better one.
+                // The request that computed it first could have reused it: the other order is
+                // better.
                 if is_new && common == length {
                     ceiling.any_order_tokens += u64::from(page_size);
                 }
@@ -244,7 +247,7 @@ impl Trace {
             ceiling.by_request.push(usable);
             if let Some((later, tokens)) = self.with_answer(request) {
                 let (known, _) = cover(later, tokens);
-                // Had the answer come first, whoever computed this before could have reused it.
+                // Had the answer come first, the earlier computation could have reused it.
                 ceiling.any_order_tokens += u64::from(known.saturating_sub(length));
             }
         }
@@ -265,7 +268,7 @@ mod tests {
         builder.finish()
     }
 
-    /// The definition: the longest common prefix with any earlier prompt, token by token.
+    /// Reference implementation: the longest common prefix with any earlier prompt, token by token.
     fn slow_ceiling(trace: &Trace, page_size: u32) -> u64 {
         let mut prompts: Vec<Vec<Token>> = Vec::new();
         let mut reusable = 0;
@@ -295,19 +298,20 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_that_returns_is_reused_but_for_its_last_page() {
+    fn repeated_prompt_is_reused_except_its_last_page() {
         let trace = trace(8, &[(16, &[1, 2]), (16, &[1, 2]), (12, &[1, 2])]);
         // 15 usable tokens are three pages of 4, 11 are two.
         let ceiling = trace.ceiling(4);
         assert_eq!((ceiling.prompt_tokens, ceiling.by_request), (44, vec![0, 12, 8]));
         assert_eq!(ceiling.reusable_tokens, 12 + 8);
-        // The third page of the last could have been computed for it alone, and reused by the others.
+        // The third page of the last prompt could have been computed for it alone, and reused by
+        // the others.
         assert_eq!(ceiling.any_order_tokens, 12 + 8 + 4);
         assert_eq!(trace.ceiling(16).reusable_tokens, 0);
     }
 
     #[test]
-    fn another_day_has_the_same_requests_at_other_times() {
+    fn another_day_keeps_requests_and_changes_times() {
         let mut builder = TraceBuilder::new(16).unwrap();
         for number in 0..2000 {
             builder.push(number * 500, 20, 3, &[number, number + 1]).unwrap();
@@ -330,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn rounded_arrival_times_are_recognised() {
+    fn detects_rounded_arrival_times() {
         const S: u64 = 1_000_000;
         let quantum = |times_us: &[u64]| trace_arriving_at(times_us).arrival_quantum_us();
         assert_eq!(quantum(&[0, 0, 3 * S, 3 * S, 9 * S, 9 * S]), Some(3 * S));
@@ -347,19 +351,19 @@ mod tests {
     }
 
     #[test]
-    fn requests_of_one_arrival_time_are_spread_over_the_interval() {
+    fn spreads_requests_of_one_arrival_time() {
         let spread = trace_arriving_at(&[0, 0, 0, 150, 600, 600]).spread_arrivals(300);
         let times: Vec<u64> = spread.requests().iter().map(|request| request.arrival_us).collect();
         assert_eq!(times, [0, 50, 100, 150, 600, 750]);
     }
 
     #[test]
-    fn turns_follow_each_other_and_contain_answers_where_prompts_go_on() {
+    fn turns_are_linked_and_contain_answers() {
         let mut builder = TraceBuilder::new(4).unwrap();
         let turn = |session| Turn { session, think_us: Some(7) };
         builder.push_turn(0, 6, 3, &[1, 2], turn(50)).unwrap();
         builder.push_turn(5, 9, 2, &[1, 2, 3], turn(50)).unwrap();
-        // This one has forgotten how it began.
+        // This turn's prompt does not begin with the earlier one.
         builder.push_turn(9, 5, 2, &[8, 9], turn(50)).unwrap();
         builder.push(7, 4, 1, &[1]).unwrap();
         let trace = builder.finish();
@@ -378,11 +382,11 @@ mod tests {
         // Tokens 6 and 7 of the second block, and the first of the third.
         let answer: Vec<Token> = trace.answer_tokens(first, 6..12).collect();
         assert_eq!(answer, [6, 7, 8]);
-        // Eight tokens of the second turn are there when the first has its answer: two pages of 4.
+        // Eight tokens of the second turn are cached when the first is answered: two pages of 4.
         assert_eq!(trace.ceiling(4).by_request, [0, 8, 0, 0]);
     }
 
-    /// All orders of a few requests.
+    /// Returns all permutations of a few requests.
     fn orders(count: usize) -> Vec<Vec<usize>> {
         let Some(last) = count.checked_sub(1) else { return vec![Vec::new()] };
         let shorter = orders(last).into_iter();
@@ -420,12 +424,12 @@ mod tests {
         }
 
         #[test]
-        fn the_ceiling_has_answers_in_it(
+        fn ceiling_includes_answers(
             page_size in proptest::sample::select(vec![1u32, 2, 4]),
             turns in proptest::collection::vec((0u64..4, 1u32..9, 1u32..9), 1..25),
         ) {
-            // Sessions that begin alike in pairs, grow by an answer and a message each turn, and end in
-            // blocks of their own.
+            // Sessions that share prefixes in pairs, grow by an answer and a message each turn, and
+            // end in unique blocks.
             let mut builder = TraceBuilder::new(4).unwrap();
             let mut lengths = [0u32; 4];
             for (session, message, output) in turns {
@@ -446,7 +450,7 @@ mod tests {
         }
 
         #[test]
-        fn the_ceiling_is_what_comparing_all_prompts_gives(
+        fn ceiling_equals_the_reference(
             block_tokens in 1u32..9,
             page_size in proptest::sample::select(vec![1u32, 2, 4, 8]),
             prompts in proptest::collection::vec(

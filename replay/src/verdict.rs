@@ -1,5 +1,5 @@
-//! What a replay says about its configuration, in a few sentences: what it is limited by, what the cache has
-//! left undone, and what to try.
+//! Verdict of a replay in a few sentences: the bottleneck, the unused potential of the cache, and
+//! suggestions.
 
 use serde::Serialize;
 
@@ -7,55 +7,55 @@ use crate::config::Arrival;
 use crate::human::{count, milliseconds, percent, whole};
 use crate::report::{LinkName, LinkUse, Report, Series};
 
-/// Workers that compute so much of the time may not keep up.
-pub(crate) const OVERLOADED: f64 = 0.98;
-/// A link that carries something so much of the time makes others wait.
-const LINK_BUSY: f64 = 0.8;
-/// What takes so much of the time before first tokens is what they wait for.
-const MOST: f64 = 0.5;
-/// A tier of which so much is taken is full.
-const FULL: f64 = 0.95;
-/// Less of the prompt tokens than this is not worth a change.
-const WORTH_IT: f64 = 0.02;
-/// A tier with fewer of the hits than this is hardly used.
-const HARDLY: f64 = 0.01;
+/// Share of time above which computing workers may be overloaded.
+pub(crate) const OVERLOADED_SHARE: f64 = 0.98;
+/// Share of time above which a link delays transfers.
+const LINK_BUSY_SHARE: f64 = 0.8;
+/// A phase above this share of the time to first token is the bottleneck.
+const BOTTLENECK_SHARE: f64 = 0.5;
+/// Used share above which a tier is full.
+const FULL_SHARE: f64 = 0.95;
+/// Smallest share of prompt tokens that justifies a suggestion.
+const SUGGESTION_SHARE_MIN: f64 = 0.02;
+/// Share of the hits below which a tier is hardly used.
+const HARDLY_USED_SHARE: f64 = 0.01;
 
-/// What a configuration is limited by.
+/// Bottleneck of a configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Limit {
-    /// The device: prompts do not fit.
+    /// Device capacity: prompts do not fit.
     DeviceSize,
-    /// The GPUs: requests come faster than they compute them.
+    /// Compute: requests arrive faster than they are computed.
     Compute,
-    /// A link that nearly always carries something.
+    /// A link that is nearly always busy.
     Link(LinkName),
-    /// The device: requests wait for room.
+    /// Device memory: requests wait for it.
     DeviceMemory,
-    /// How many requests may run at once.
+    /// The limit of running requests.
     RunningMax,
-    /// What comes from L3: first tokens wait for it most of their time.
+    /// L3 fetches: they take most of the time to first token.
     Fetching,
-    /// The turn of others, for whatever reason.
+    /// Queueing for other reasons.
     Waiting,
-    /// Nothing is short: first tokens take what it takes to compute prompts.
+    /// No shortage: the time to first token is the time to compute prompts.
     #[default]
     Nothing,
 }
 
-/// What a replay says about its configuration.
+/// Verdict of a replay.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Verdict {
-    /// What it is limited by.
+    /// Bottleneck.
     pub limit: Limit,
-    /// That, what the cache has left undone, and what to try, in sentences.
+    /// Bottleneck, unused potential of the cache, and suggestions, in sentences.
     pub text: String,
 }
 
 impl Verdict {
     pub(crate) fn of(report: &Report) -> Self {
         let limit = limit(report);
-        let mut sentences = vec![found(report, limit), attempt(limit).to_owned()];
+        let mut sentences = vec![found(report, limit), suggestion(limit).to_owned()];
         if limit != Limit::DeviceSize {
             sentences.push(cache(report));
         }
@@ -63,8 +63,7 @@ impl Verdict {
     }
 }
 
-/// Where the time before first tokens goes, as shares: requests in a state, added up, are the time that
-/// they spend in it.
+/// Shares of the time to first token by phase: summed gauges of a state are the time spent in it.
 struct BeforeFirst {
     waiting: f64,
     fetching: f64,
@@ -75,7 +74,7 @@ impl BeforeFirst {
     fn of(series: &Series) -> Self {
         let sum = |column: &[f64]| column.iter().sum::<f64>();
         let fetching = sum(&series.prefetching);
-        // Those that fetch are among those that wait.
+        // Fetching requests are counted among the waiting.
         let waiting = (sum(&series.waiting) - fetching).max(0.0);
         let prefilling = sum(&series.prefilling);
         let all = (waiting + fetching + prefilling).max(f64::MIN_POSITIVE);
@@ -90,25 +89,25 @@ fn limit(report: &Report) -> Limit {
     let before = BeforeFirst::of(&report.series);
     let is_loaded = match report.config.arrival {
         Arrival::Trace { .. } => report.queue_ms.p50 > report.itl_ms.p50,
-        // Whoever keeps so many requests alive wants it loaded.
+        // A closed loop is meant to keep the system loaded.
         Arrival::ClosedLoop { .. } => true,
     };
     let running_max = report.config.scheduler.batch.running_max;
     let running_peak = report.workers.iter().map(|worker| worker.running_peak).max();
-    if let Some(link) = busiest(&report.links).filter(|link| link.busy > LINK_BUSY) {
+    if let Some(link) = busiest(&report.links).filter(|link| link.busy > LINK_BUSY_SHARE) {
         Limit::Link(link.link)
-    } else if before.waiting > MOST && running_peak >= Some(running_max) {
+    } else if before.waiting > BOTTLENECK_SHARE && running_peak >= Some(running_max) {
         Limit::RunningMax
-    } else if before.waiting > MOST
-        && pinned(&report.series) > FULL
-        && computing_prompts(report) < MOST
+    } else if before.waiting > BOTTLENECK_SHARE
+        && pinned(&report.series) > FULL_SHARE
+        && computing_prompts(report) < BOTTLENECK_SHARE
     {
         Limit::DeviceMemory
-    } else if is_loaded && report.busy() > OVERLOADED {
+    } else if is_loaded && report.busy() > OVERLOADED_SHARE {
         Limit::Compute
-    } else if before.waiting > MOST {
+    } else if before.waiting > BOTTLENECK_SHARE {
         Limit::Waiting
-    } else if before.fetching > MOST {
+    } else if before.fetching > BOTTLENECK_SHARE {
         Limit::Fetching
     } else {
         Limit::Nothing
@@ -119,8 +118,8 @@ fn busiest(links: &[LinkUse]) -> Option<&LinkUse> {
     links.iter().max_by(|one, other| one.busy.total_cmp(&other.busy))
 }
 
-/// How much of the time in which workers compute goes into prompts, about. Who waits beside a full device
-/// waits for prompts if that is most of it, and for room to decode more at once if it is not.
+/// Returns the approximate share of compute time spent on prompts. If it is most of the time,
+/// requests beside a full device wait for prompts; otherwise they wait for room to decode.
 fn computing_prompts(report: &Report) -> f64 {
     let computing_s =
         report.workers.iter().map(|worker| worker.busy).sum::<f64>() * report.virtual_s;
@@ -128,7 +127,7 @@ fn computing_prompts(report: &Report) -> f64 {
     prompts_s / computing_s.max(f64::MIN_POSITIVE)
 }
 
-/// How much of the device running requests and transfers hold while somebody waits.
+/// Returns the share of the device pinned by running requests and transfers while requests wait.
 fn pinned(series: &Series) -> f64 {
     let while_waiting = series.device_pinned.iter().zip(&series.waiting);
     let (sum, weight) = while_waiting.fold((0.0, 0.0), |(sum, weight), (held, waiting)| {
@@ -137,7 +136,7 @@ fn pinned(series: &Series) -> f64 {
     if weight > 0.0 { sum / weight } else { 0.0 }
 }
 
-/// What was found, in a sentence.
+/// Describes the bottleneck.
 fn found(report: &Report, limit: Limit) -> String {
     let before = BeforeFirst::of(&report.series);
     let busy = percent(report.busy());
@@ -194,8 +193,8 @@ fn found(report: &Report, limit: Limit) -> String {
     }
 }
 
-/// What to try, in a sentence.
-fn attempt(limit: Limit) -> &'static str {
+/// Returns a suggestion.
+fn suggestion(limit: Limit) -> &'static str {
     match limit {
         Limit::DeviceSize => "Try more or larger GPUs (--gpus, --gpu).",
         Limit::Compute => {
@@ -229,12 +228,12 @@ fn attempt(limit: Limit) -> &'static str {
     }
 }
 
-/// What the cache has left undone, and what to try about that.
+/// Describes the unused potential of the cache, with suggestions.
 fn cache(report: &Report) -> String {
     let reuse = &report.reuse;
     let lost = (reuse.ceiling - reuse.total).max(0.0);
-    if lost < WORTH_IT {
-        return match has_host(report) && reuse.host + reuse.l3 < HARDLY {
+    if lost < SUGGESTION_SHARE_MIN {
+        return match has_host(report) && reuse.host + reuse.l3 < HARDLY_USED_SHARE {
             true => "The device alone finds nearly all that can be reused: host and L3 could be smaller."
                 .to_owned(),
             false => "The tiers find nearly all that can be reused: larger ones would not help.".to_owned(),
@@ -253,7 +252,7 @@ fn has_host(report: &Report) -> bool {
 
 fn why_lost(report: &Report) -> String {
     let cache = &report.config.scheduler.cache;
-    let is_full = |pages: u64| pages as f64 >= FULL * f64::from(cache.host_pages);
+    let is_full = |pages: u64| pages as f64 >= FULL_SHARE * f64::from(cache.host_pages);
     let host_is_full = report.workers.iter().any(|worker| is_full(worker.host_pages_peak));
     let several = report.workers.len() > 1;
     match &report.store {
@@ -297,7 +296,7 @@ mod tests {
         Synthetic { requests: 250, ..Synthetic::default() }.trace().unwrap()
     }
 
-    /// The replay of some traffic, with settings.
+    /// Replays some traffic with settings.
     fn replayed(settings: &[(Setting, &str)]) -> Report {
         let mut options = Options::default();
         settings.iter().for_each(|&(setting, value)| options.set(setting, value));
@@ -313,14 +312,14 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_has_more_than_enough_is_told_so() {
+    fn reports_no_bottleneck() {
         let words = ["Nothing is short", "--find-rate", "device alone finds nearly all"];
         let large = [(Setting::Gpu, "h200"), (Setting::Gpus, "4")];
         assert_says(&large, Limit::Nothing, &words);
     }
 
     #[test]
-    fn what_comes_faster_than_it_is_computed_is_the_gpus_fault() {
+    fn reports_a_compute_bottleneck() {
         let fast = (Setting::SpeedUp, "10000");
         let by_clock = (Setting::Sessions, "by-the-clock");
         let words = ["come faster than they are served", "--workers"];
@@ -329,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_link_is_named() {
+    fn reports_a_slow_link() {
         let small = [(Setting::Device, "150k"), (Setting::Host, "2M")];
         let slow = [small[0], small[1], (Setting::HostBandwidth, "100MB/s")];
         let Verdict { limit, text } = replayed(&slow).verdict;
@@ -341,17 +340,17 @@ mod tests {
     }
 
     #[test]
-    fn few_that_may_run_at_once_are_noticed() {
+    fn reports_the_running_limit() {
         assert_says(&[(Setting::RunningMax, "1")], Limit::RunningMax, &["one of 1 to end"]);
     }
 
     #[test]
-    fn a_device_that_is_too_small_is_noticed() {
+    fn reports_a_small_device() {
         assert_says(&[(Setting::Device, "320")], Limit::DeviceSize, &["No request could run"]);
     }
 
     #[test]
-    fn what_the_cache_loses_has_a_reason() {
+    fn explains_lost_reuse() {
         let device = (Setting::Device, "150k");
         let lost = |settings: &[(Setting, &str)]| cache(&replayed(settings));
         let without_host = lost(&[device, (Setting::Host, "0")]);
@@ -365,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_for_l3_and_for_memory_are_told_apart() {
+    fn distinguishes_waits_for_l3_and_memory() {
         let mut report = replayed(&[]);
         let length = report.series.waiting.len();
         let series = &mut report.series;
@@ -378,7 +377,7 @@ mod tests {
         let Verdict { limit, text } = Verdict::of(&report);
         assert_eq!(limit, Limit::DeviceMemory);
         assert!(text.contains("90.0 % of the time before first tokens"), "{text}");
-        // Whoever computes prompts all the time has a full device because of that.
+        // Constant prefill keeps the device full.
         report.computed_tokens *= 1_000;
         report.workers.iter_mut().for_each(|worker| worker.busy = 1.0);
         report.queue_ms.p50 = 10.0 * report.itl_ms.p50;

@@ -1,4 +1,4 @@
-//! One worker: a scheduler, and a model of the machine that performs its plans.
+//! A worker: a scheduler, and a model of the machine that executes its plans.
 
 use std::collections::VecDeque;
 
@@ -23,8 +23,8 @@ use crate::store::Store;
 use crate::tally::{Change, Tally};
 use crate::trace::Trace;
 
-/// What a request produces where no later prompt tells it: no prompt of a trace has this token, so that
-/// what is produced is never found by another. A step and its repetitions fill a page at the most.
+/// Tokens of generated answers that no later prompt contains. No prompt has this token, so such
+/// answers never match. A step and its repetitions fill at most a page.
 const PRODUCED: &[Token] = &[Token::MAX; 256];
 
 /// A worker.
@@ -32,38 +32,38 @@ const PRODUCED: &[Token] = &[Token::MAX; 256];
 pub(crate) struct Worker {
     number: u32,
     scheduler: Scheduler,
-    /// What a scheduler begins with after the worker has died.
+    /// Scheduler configuration after a failure of the worker.
     scheduler_config: SchedulerConfig,
-    /// What the schedulers of earlier lives counted.
+    /// Statistics of the schedulers before each failure.
     lost: Vec<Stats>,
     is_up: bool,
-    /// Backups that have ended in this life.
+    /// Number of completed backups since the last failure.
     backups_ended: u64,
-    /// Backups under way that will have failed.
+    /// Backups in flight that will fail.
     failing_backups: Vec<OpId>,
-    /// Requests that another worker is to decode once so many backups have ended: their pages are in L3
-    /// then.
+    /// Requests that another worker is to decode, with the number of completed backups at which
+    /// their pages are in L3.
     to_hand_over: VecDeque<(u64, u32)>,
     kv_events: KvEvents,
     cost: StepCost,
     page_bytes: u64,
     step: Option<StepId>,
-    /// Who gets tokens from the running step, and at which positions they begin.
+    /// Requests that get tokens from the running step, with their positions.
     producing: Vec<(RequestId, u32)>,
-    /// How many tokens each of them gets.
+    /// Number of tokens that each of them gets.
     tokens_each: u32,
-    /// Answers that later prompts tell are looked up, if there are any.
+    /// True if later prompts contain answers, so that answers are looked up.
     answers_are_told: bool,
-    /// When the request in each slot got its latest token.
+    /// Time of the latest token of the request in each slot.
     last_token_at: Vec<u64>,
     step_ended_us: u64,
     wakes_at_us: u64,
     links: WorkerLinks,
-    /// Requests that it was given and that have not been admitted yet.
+    /// Requests that were submitted and not admitted yet.
     waiting: u32,
     requests: u64,
     busy_us: u64,
-    /// Requests that decode in the latest step.
+    /// Decoding requests of the latest step.
     decoding: u64,
     decoded_rows: u64,
     peaks: Peaks,
@@ -85,15 +85,15 @@ struct Peaks {
     host_pages: u64,
 }
 
-/// What a worker's plans and events touch besides itself.
+/// The environment of a worker's plans and events.
 pub(crate) struct Around<'w, 'a> {
     pub(crate) store: &'w mut Store,
     pub(crate) router: &'w mut Router,
     pub(crate) tally: &'w mut Tally<'a>,
     pub(crate) agenda: &'w mut Agenda,
     pub(crate) arrivals: &'w mut Arrivals<'a>,
-    /// Whether requests wait before the worker.
-    pub(crate) somebody_waits: bool,
+    /// True if requests wait in front of the worker.
+    pub(crate) has_waiting_requests: bool,
 }
 
 impl Worker {
@@ -139,7 +139,7 @@ impl Worker {
         })
     }
 
-    // ---- what happens ----
+    // ---- input ----
 
     pub(crate) fn submit(
         &mut self,
@@ -182,8 +182,9 @@ impl Worker {
         self.scheduler.advance(Time(now_us), event).expect("the operation was planned");
     }
 
-    /// Dies: everything on device and host is lost, and so is whatever was under way. What was known when a
-    /// step began stays counted, as if it had ended. Gives those whose pages were on their way to others.
+    /// Fails: the content of device and host and all operations in flight are lost. Results that
+    /// were determined at the start of a step stay counted. Returns the requests whose pages were
+    /// being transferred to other workers.
     pub(crate) fn die(&mut self) -> VecDeque<(u64, u32)> {
         let fresh = Scheduler::new(self.scheduler_config.clone()).expect("it began with the same");
         self.lost.push(self.scheduler.stats());
@@ -198,7 +199,7 @@ impl Worker {
         std::mem::take(&mut self.to_hand_over)
     }
 
-    /// Is there again.
+    /// Recovers.
     pub(crate) fn revive(&mut self) {
         self.is_up = true;
     }
@@ -207,15 +208,15 @@ impl Worker {
         self.is_up
     }
 
-    /// When requests got their latest tokens, by slot.
+    /// Returns the times of the requests' latest tokens, by slot.
     pub(crate) fn last_token_at(&self) -> &[u64] {
         &self.last_token_at
     }
 
-    /// The next request that another worker can go on with.
+    /// Returns the next request that another worker can continue.
     pub(crate) fn next_handed_over(&mut self) -> Option<u32> {
         let (backups, request) = *self.to_hand_over.front()?;
-        // Under pressure some backups are given up, and nobody waits for those.
+        // Under memory pressure backups are dropped; they are not waited for.
         if backups > self.backups_ended && self.backups_under_way() > 0 {
             return None;
         }
@@ -223,7 +224,7 @@ impl Worker {
         Some(request)
     }
 
-    /// Another worker is to decode a request, as soon as its pages are in L3.
+    /// Schedules a request to be decoded by another worker once its pages are in L3.
     fn hand_over(&mut self, request: RequestId) {
         let backups = self.backups_ended + self.backups_under_way();
         self.to_hand_over.push_back((backups, request.0 as u32));
@@ -234,7 +235,7 @@ impl Worker {
         u64::from(stats.backups.in_flight) + u64::from(stats.backups_waiting)
     }
 
-    /// A backup is in the store from now on.
+    /// Records that a backup is in the store.
     pub(crate) fn backup_ended(&mut self, now_us: u64, op: OpId, store: &mut Store) {
         store.insert(&self.l3_path(op));
         self.backups_ended += 1;
@@ -245,8 +246,8 @@ impl Worker {
         self.scheduler.l3_path(op).expect("an operation with L3 that is in flight")
     }
 
-    /// Whether a wake-up that was asked for is still wanted at that moment. If it is wanted later, that
-    /// is seen to.
+    /// Returns whether a requested wake-up is still due at this time. If it has moved later,
+    /// schedules it.
     pub(crate) fn wants_wake(&mut self, at_us: u64, agenda: &mut Agenda) -> bool {
         if self.wakes_at_us != at_us {
             return false;
@@ -264,7 +265,7 @@ impl Worker {
         }
     }
 
-    /// It is woken.
+    /// Records a wake-up.
     pub(crate) fn woken(&mut self) {
         self.wakes_at_us = u64::MAX;
     }
@@ -274,9 +275,9 @@ impl Worker {
         agenda.add(at_us, Due::Wake { worker: self.number });
     }
 
-    // ---- what is to be done ----
+    // ---- plan ----
 
-    /// Asks for a plan and starts what it says. The plan is one whose memory is used again.
+    /// Requests a plan and starts it. The memory of `plan` is reused.
     pub(crate) fn plan(&mut self, now_us: u64, plan: &mut Plan, around: &mut Around<'_, '_>) {
         self.scheduler.plan_into(Time(now_us), plan);
         for transition in self.scheduler.drain_trace() {
@@ -311,7 +312,7 @@ impl Worker {
             self.start_step(step, plan, now_us, around);
         }
         if let Some(deadline) = self.scheduler.deadline() {
-            // A plan was made for this very moment; the next is made for a later one.
+            // A plan was made for this time; the next is for a later one.
             let at_us = deadline.0.max(now_us + 1);
             if at_us < self.wakes_at_us {
                 self.wake_at(at_us, around.agenda);
@@ -394,8 +395,8 @@ impl Worker {
         agenda.add(at_us, Due::Operation { worker: self.number, op, outcome });
     }
 
-    /// Begins a step, and repeats it as long as nothing can happen before it ends. When that is, is
-    /// known at once, and so is what can be said about its tokens.
+    /// Starts a step, and repeats it as long as no event can occur before it ends. Its end, and the
+    /// tokens that it produces, are determined at once.
     fn start_step(&mut self, id: StepId, plan: &Plan, now_us: u64, around: &mut Around<'_, '_>) {
         let mut shape = StepShape::default();
         for prefill in &plan.prefills {
@@ -436,15 +437,15 @@ impl Worker {
         around.agenda.add(end_us, Due::Step { worker: self.number });
     }
 
-    /// Until when nothing happens to this worker but the ends of its steps.
+    /// Returns the time until which only step ends affect this worker.
     fn quiet_until_us(&self, now_us: u64, around: &Around<'_, '_>) -> u64 {
         let deadline_us = self.scheduler.deadline().map(|deadline| deadline.0);
         let next = [around.arrivals.next_us(now_us), around.agenda.next_us(), deadline_us];
         let next_us = next.into_iter().flatten().min().unwrap_or(u64::MAX);
-        if around.somebody_waits { now_us } else { next_us }
+        if around.has_waiting_requests { now_us } else { next_us }
     }
 
-    /// Counts how long those that decode have waited for the tokens of a step.
+    /// Records the gaps of decoding requests before the tokens of a step.
     fn count_gaps(&self, plan: &Plan, end_us: u64, tally: &mut Tally<'_>) {
         // Most of them got their latest token when the step before ended.
         let mut usual = 0;
@@ -459,7 +460,7 @@ impl Worker {
         tally.gaps(end_us - self.step_ended_us, usual, end_us);
     }
 
-    /// Notes who will have got tokens, and when.
+    /// Records the requests that get tokens, and the time.
     fn note_tokens(&mut self, plan: &Plan, steps: u32, end_us: u64) {
         let prefills = plan.prefills.iter().filter(|prefill| prefill.produces_token);
         let prefills = prefills.map(|of| (of.request, of.slot, of.start + of.tokens));
@@ -472,14 +473,14 @@ impl Worker {
         }
     }
 
-    // ---- what there is to see ----
+    // ---- statistics ----
 
-    /// Requests that it was given and that have not been admitted yet.
+    /// Returns the requests that were submitted and not admitted yet.
     pub(crate) fn waiting(&self) -> u32 {
         self.waiting
     }
 
-    /// Adds how full its tiers are and how many requests do what.
+    /// Adds the fill of its tiers and its requests by state.
     pub(crate) fn gauge(&mut self, sums: &mut [u64; Gauge::COUNT]) {
         let stats = self.scheduler.stats();
         let (device, host) = (stats.cache.device, stats.cache.host);
@@ -498,8 +499,8 @@ impl Worker {
         add(Gauge::Draining, stats.draining.into());
     }
 
-    /// Keeps the most that there was of everything, so many requests waiting before the worker. Requests
-    /// and pages become more when requests arrive and when plans are made, so it is called after both.
+    /// Updates the peaks, with `waiting_before` requests in front of the worker. Requests and pages
+    /// increase on arrivals and plans, so it is called after both.
     pub(crate) fn keep_peaks(&mut self, waiting_before: usize) {
         let stats = self.scheduler.stats();
         let used = |tier: TierUse| (tier.total_pages - tier.free_pages) as u64;

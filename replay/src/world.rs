@@ -1,4 +1,4 @@
-//! The world: requests arrive, workers plan, steps and transfers end, in virtual time.
+//! The simulation: arrivals, plans, and ends of steps and transfers, in virtual time.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use crate::config::{Arrival, Config};
 use crate::error::ReplayError;
 use crate::prices::Bill;
 use crate::report::{BytesMoved, LinkName, LinkUse, Report, Reuse, ReuseTokens};
-use crate::router::{Asked, Route, Router};
+use crate::router::{Route, Router, RoutingQuery};
 use crate::series::Gauge;
 use crate::store::Store;
 use crate::tally::Tally;
@@ -20,9 +20,9 @@ use crate::trace::{Ceiling, Trace, TraceRequest};
 use crate::verdict::Verdict;
 use crate::worker::{Around, Worker};
 
-/// State changes that one plan may leave behind.
+/// Largest number of state changes recorded by one plan.
 const TRANSITIONS_MAX: u32 = 1 << 24;
-/// Page keys that may wait for the router between two plans.
+/// Largest number of page keys buffered for the router between two plans.
 const EVENT_KEYS_MAX: u32 = 1 << 24;
 
 /// Replays a trace on a configuration, in virtual time.
@@ -40,21 +40,21 @@ const EVENT_KEYS_MAX: u32 = 1 << 24;
 /// ```
 ///
 /// # Errors
-/// If the configuration cannot be replayed, or the result would not be to be trusted.
+/// Fails if the configuration cannot be replayed or the result is invalid.
 pub fn replay(trace: &Trace, config: &Config) -> Result<Report, ReplayError> {
     replay_unless(&AtomicBool::new(false), trace, config)
 }
 
-/// The same, unless somebody sets `stop` meanwhile.
+/// Same as [`replay`], until `stop` is set.
 ///
 /// # Errors
-/// As [`replay`], and [`ReplayError::Stopped`] soon after `stop` was set.
+/// Same as [`replay`], and [`ReplayError::Stopped`] soon after `stop` was set.
 pub fn replay_unless(
     stop: &AtomicBool,
     trace: &Trace,
     config: &Config,
 ) -> Result<Report, ReplayError> {
-    // A sweep that is stopped does not prepare all that is left of it.
+    // Checked first, so that a stopped sweep does not prepare its remaining replays.
     if stop.load(Ordering::Relaxed) {
         return Err(ReplayError::Stopped);
     }
@@ -73,7 +73,7 @@ pub fn replay_unless(
     World::new(trace, &ceiling, config)?.run(stop)
 }
 
-/// A century and more; in nanoseconds it still fits 64 bits, with room for what is late.
+/// More than a century; in nanoseconds it fits 64 bits with room for delays.
 const VIRTUAL_US_MAX: f64 = 4e15;
 
 struct World<'a> {
@@ -82,13 +82,13 @@ struct World<'a> {
     ceiling: &'a Ceiling,
     arrivals: Arrivals<'a>,
     workers: Vec<Worker>,
-    /// What the worker that planned last is to do; it has begun with all of it.
+    /// Plan of the worker that planned last; it is already started.
     plan: Plan,
-    /// Requests that wait before each worker, with the tokens that it will have to compute.
-    desks: Vec<VecDeque<(u32, Route)>>,
-    /// Requests for which no worker is there.
+    /// Requests in front of each worker, with their routes.
+    queues: Vec<VecDeque<(u32, Route)>>,
+    /// Requests for which no worker is up.
     stranded: VecDeque<u32>,
-    /// Workers to which something has happened since they planned, each once, in that order.
+    /// Workers with events since their last plan, each once, in order.
     touched: VecDeque<usize>,
     is_touched: Vec<bool>,
     store: Store,
@@ -131,7 +131,7 @@ impl<'a> World<'a> {
             arrivals: Arrivals::new(trace, config.arrival, config.sessions),
             workers: built?,
             plan: Plan::default(),
-            desks: vec![VecDeque::new(); workers],
+            queues: vec![VecDeque::new(); workers],
             touched: VecDeque::new(),
             is_touched: vec![false; workers],
             store: Store::new(&config.store, config.seed),
@@ -152,7 +152,7 @@ impl<'a> World<'a> {
             self.drop_needless_wakes();
             let next = [self.arrivals.next_us(self.now_us), self.agenda.next_us()];
             let Some(next_us) = next.into_iter().flatten().min() else { break };
-            // Outages that are still to come concern nobody.
+            // Remaining outages affect no request.
             if next[0].is_none() && self.tally.live() == 0 && self.agenda.are_outages() {
                 break;
             }
@@ -183,8 +183,8 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Most waits end before their time: who would be woken for nothing sleeps on, and time does not
-    /// go on for it.
+    /// Drops obsolete wake-ups, so that they do not advance the time. Most waits end before their
+    /// deadline.
     fn drop_needless_wakes(&mut self) {
         while let Some((at_us, worker)) = self.agenda.next_wake() {
             if self.workers[worker as usize].wants_wake(at_us, &mut self.agenda) {
@@ -194,14 +194,14 @@ impl<'a> World<'a> {
         }
     }
 
-    /// A request arrives: it is sent to a worker, and waits there.
+    /// Handles an arrival: routes the request and queues it in front of its worker.
     fn arrive(&mut self, request: u32) {
         let is_handed_over = is_handed_over(self.config, self.trace, request);
         self.tally.arrived(request, is_handed_over, self.now_us);
         self.send(request);
     }
 
-    /// Sends a request to a worker that begins with it, if there is one.
+    /// Routes a request to a worker that starts it, if one is up.
     fn send(&mut self, request: u32) {
         let traced = &self.trace.requests()[request as usize];
         let mut sequence = None;
@@ -216,8 +216,8 @@ impl<'a> World<'a> {
         }
     }
 
-    fn asked<'k>(&self, traced: &TraceRequest, keys: &'k [PageKey]) -> Asked<'k> {
-        Asked {
+    fn asked<'k>(&self, traced: &TraceRequest, keys: &'k [PageKey]) -> RoutingQuery<'k> {
+        RoutingQuery {
             input_tokens: traced.input_tokens,
             page_size: self.config.scheduler.cache.page_size,
             keys,
@@ -227,47 +227,48 @@ impl<'a> World<'a> {
 
     fn put_on_desk(&mut self, request: u32, route: Route) {
         self.tally.sent(request, route);
-        self.desks[route.worker].push_back((request, route));
+        self.queues[route.worker].push_back((request, route));
         self.feed(route.worker);
         self.keep_peaks(route.worker);
     }
 
-    /// Sends on what a worker has computed and others are to decode.
+    /// Routes computed requests to the workers that decode them.
     fn hand_over(&mut self, number: usize) {
         while let Some(request) = self.workers[number].next_handed_over() {
             let traced = &self.trace.requests()[request as usize];
             let route = self.router.route_decode(&self.asked(traced, &[]));
-            self.tally.goes_on(request, route);
+            self.tally.move_to(request, route);
             match route {
                 Some(route) => self.put_on_desk(request, route),
-                // Nobody can decode it: it begins anew when somebody can.
+                // No decoding worker is up: the request restarts when one is.
                 None => self.stranded.push_back(request),
             }
         }
     }
 
-    /// A worker dies: its requests begin anew elsewhere.
+    /// Handles a failure of a worker: its requests restart elsewhere.
     fn down(&mut self, number: usize) {
         let (config, trace) = (self.config, self.trace);
         let is_handed_over = |request| is_handed_over(config, trace, request);
         let last_token_at = self.workers[number].last_token_at();
-        let orphans = self.tally.orphans(number, last_token_at, is_handed_over, self.now_us);
-        self.tally.bury(number);
+        let unfinished =
+            self.tally.remove_unfinished(number, last_token_at, is_handed_over, self.now_us);
+        self.tally.drop_answered(number);
         let on_their_way = self.workers[number].die();
         self.agenda.forget(number as u32);
-        self.desks[number].clear();
+        self.queues[number].clear();
         self.router.down(number);
-        for (request, route, has_started) in orphans {
+        for (request, route, has_started) in unfinished {
             self.router.ended(route, has_started);
             self.send(request);
         }
         for (_, request) in on_their_way {
-            self.tally.goes_on(request, None);
+            self.tally.move_to(request, None);
             self.send(request);
         }
     }
 
-    /// A worker is there again.
+    /// Handles the recovery of a worker.
     fn up(&mut self, number: usize) {
         self.workers[number].revive();
         self.router.up(number);
@@ -277,10 +278,10 @@ impl<'a> World<'a> {
     }
 
     fn keep_peaks(&mut self, number: usize) {
-        self.workers[number].keep_peaks(self.desks[number].len());
+        self.workers[number].keep_peaks(self.queues[number].len());
     }
 
-    /// A request's prompt, and so many tokens of its answer.
+    /// Returns a request's prompt and `answer_tokens` tokens of its answer.
     fn prompt(&self, request: &TraceRequest, answer_tokens: u32) -> Sequence {
         let page_size = self.config.scheduler.cache.page_size;
         let input_tokens = request.input_tokens;
@@ -295,19 +296,19 @@ impl<'a> World<'a> {
         Sequence::from_pieces(self.namespace, page_size, tokens, [all])
     }
 
-    /// Gives a worker those that wait before it, as long as few enough wait at its scheduler.
+    /// Submits queued requests to a worker's scheduler, up to its limit.
     fn feed(&mut self, number: usize) {
         while self.workers[number].waiting() < self.config.waiting_max {
-            let Some((request, route)) = self.desks[number].pop_front() else { return };
+            let Some((request, route)) = self.queues[number].pop_front() else { return };
             let traced = &self.trace.requests()[request as usize];
-            // Of a request that one worker begins and another ends, the first token is the first's.
+            // If one worker prefills and another decodes, the first token is produced by the first.
             let (begun, wanted) = match self.config.role(number as u32) {
                 Role::Both => (0, traced.output_tokens),
                 Role::Prefill => (0, traced.output_tokens.min(1)),
                 Role::Decode => (1, traced.output_tokens - 1),
             };
             let submitted = Request::hashed(request.into(), self.prompt(traced, begun), wanted);
-            // What is measured are answers: whoever wants none is refused.
+            // Answers are measured, so a request without output is refused.
             let taken = traced.output_tokens > 0
                 && match self.workers[number].submit(self.now_us, submitted) {
                     Ok(()) => true,
@@ -372,7 +373,7 @@ impl<'a> World<'a> {
             tally: &mut self.tally,
             agenda: &mut self.agenda,
             arrivals: &mut self.arrivals,
-            somebody_waits: !self.desks[number].is_empty(),
+            has_waiting_requests: !self.queues[number].is_empty(),
         };
         self.workers[number].plan(self.now_us, &mut self.plan, &mut around);
         self.keep_peaks(number);
@@ -383,17 +384,17 @@ impl<'a> World<'a> {
         self.workers.iter_mut().for_each(|worker| worker.gauge(&mut sums));
         sums[Gauge::L3 as usize] = self.store.pages();
         sums[Gauge::Waiting as usize] +=
-            self.desks.iter().map(|desk| desk.len() as u64).sum::<u64>();
+            self.queues.iter().map(|queue| queue.len() as u64).sum::<u64>();
         self.tally.timeline.gauge(now_us, &sums);
     }
 
-    // ---- the report ----
+    // ---- report ----
 
     fn report(mut self) -> Result<Report, ReplayError> {
         let whole_us = self.tally.last_token_us;
         let whole_s = whole_us.max(1) as f64 / 1e6;
         let workers: Vec<_> = self.workers.iter().map(|worker| worker.report(whole_us)).collect();
-        // Whoever only decodes is given prompts that others were given before.
+        // Decode workers get only prompts that were submitted to others before.
         let takes_prompts = |number: &u32| self.config.role(*number) != Role::Decode;
         let taking = (0..).zip(&workers).filter(|(number, _)| takes_prompts(number));
         let prompt_tokens = taking.map(|(_, worker)| worker.scheduler.prompt_tokens).sum();
@@ -461,7 +462,7 @@ impl<'a> World<'a> {
     fn reuse_tokens(&self) -> Result<ReuseTokens, ReplayError> {
         let [device, host, l3] = self.tally.hit_tokens;
         let total = device + host + l3;
-        // Requests overlap, so the order of their arrival need not be that of their steps.
+        // Requests overlap, so the order of computation may differ from that of arrival.
         let ceiling = self.ceiling.any_order_tokens;
         if total > ceiling {
             return Err(ReplayError::AboveCeiling {
@@ -482,13 +483,12 @@ impl<'a> World<'a> {
     }
 }
 
-/// Whether one worker computes a request's prompt and another decodes it.
+/// Returns whether one worker computes a request's prompt and another decodes it.
 fn is_handed_over(config: &Config, trace: &Trace, request: u32) -> bool {
     config.prefill_workers > 0 && trace.requests()[request as usize].output_tokens > 1
 }
 
-/// Shares of all tokens that the trace asks for, those of refused requests included: what could not be
-/// run was not reused either.
+/// Returns shares of all tokens of the trace, including refused requests.
 fn shares(tokens: &ReuseTokens, prompt_tokens: u64) -> Reuse {
     let share = |part: u64| part as f64 / prompt_tokens.max(1) as f64;
     Reuse {

@@ -1,7 +1,7 @@
-//! Which worker a request goes to: what it would have to compute there, weighed against what that worker has to do
-//! already.
+//! Selection of a worker for a request: the tokens to compute there, weighed against the worker's
+//! load.
 
-/// What the workers have to do, as far as the router has sent it to them.
+/// Load of the workers, by the requests that the router has sent them.
 #[derive(Debug)]
 pub struct Balance {
     workers: Vec<Load>,
@@ -11,26 +11,26 @@ pub struct Balance {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Load {
-    /// Tokens to compute before its requests have their first tokens.
+    /// Prompt tokens still to compute.
     pending_tokens: u64,
-    /// Tokens of the prompts of its requests that are alive, which every step reads.
+    /// Prompt tokens of live requests, which every step reads.
     context_tokens: u64,
-    /// Requests so far.
+    /// Number of requests so far.
     requests: u64,
     alive: u64,
 }
 
-/// A request that was sent to a worker, until it has [ended](Balance::ended).
+/// A request at a worker, until it has [ended](Balance::ended).
 #[derive(Debug)]
 pub struct Route {
     worker: usize,
-    /// What is left to compute before its first token.
+    /// Prompt tokens still to compute.
     pending_tokens: u64,
     context_tokens: u64,
 }
 
 impl Route {
-    /// Where the request went.
+    /// Returns the worker.
     #[must_use]
     pub fn worker(&self) -> usize {
         self.worker
@@ -38,15 +38,17 @@ impl Route {
 }
 
 impl Balance {
-    /// Workers with nothing to do. A token that a worker has still to compute for others counts `load_weight` of one
-    /// of the request's own; a token of context that it decodes with counts `decode_weight` of that.
+    /// Creates an idle state. A token that a worker has to compute for other requests counts
+    /// `load_weight` of one of the request's own; a context token of a decode counts
+    /// `decode_weight` of that.
     #[must_use]
     pub fn new(workers: usize, load_weight: f64, decode_weight: f64) -> Self {
         Self { workers: vec![Load::default(); workers], load_weight, decode_weight }
     }
 
-    /// The worker where a request of so many tokens costs the least, among those of which something is told; how many
-    /// of the tokens it holds already. Among equals the one with the fewest requests so far.
+    /// Returns the worker with the lowest cost for a request of `tokens` tokens, among those with a
+    /// known state, and the number of tokens that it has cached. Of equals, the one with the fewest
+    /// requests so far.
     pub fn choose(
         &self,
         tokens: u32,
@@ -63,7 +65,7 @@ impl Balance {
         cheapest.map(|(worker, ..)| worker)
     }
 
-    /// Sends a request to a worker that holds so many of its tokens.
+    /// Records a request sent to a worker that has `cached` of its tokens.
     pub fn send(&mut self, worker: usize, tokens: u32, cached: u32) -> Route {
         let load = &mut self.workers[worker];
         let pending_tokens = u64::from(to_compute(tokens, cached));
@@ -74,12 +76,12 @@ impl Balance {
         Route { worker, pending_tokens, context_tokens: u64::from(tokens) }
     }
 
-    /// A request has its first token.
+    /// Records the first token of a request.
     pub fn started(&mut self, route: &mut Route) {
         self.workers[route.worker].pending_tokens -= std::mem::take(&mut route.pending_tokens);
     }
 
-    /// A request has ended, one way or another.
+    /// Records the end of a request.
     pub fn ended(&mut self, mut route: Route) {
         self.started(&mut route);
         let load = &mut self.workers[route.worker];
@@ -87,14 +89,14 @@ impl Balance {
         load.alive -= 1;
     }
 
-    /// Requests under way at a worker.
+    /// Returns the live requests of a worker.
     #[must_use]
     pub fn alive(&self, worker: usize) -> u64 {
         self.workers[worker].alive
     }
 }
 
-/// The last token is always computed: its KV is of no use without its output.
+/// The last token is always computed, because its output is needed.
 fn to_compute(tokens: u32, cached: u32) -> u32 {
     tokens.saturating_sub(cached).max(1)
 }
@@ -104,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_goes_where_its_prefix_is_until_that_worker_is_busy() {
+    fn prefers_the_prefix_until_that_worker_is_busy() {
         let mut balance = Balance::new(2, 1.0, 0.0);
         let cached = [Some(0), Some(64)];
         assert_eq!(balance.choose(80, cached), Some(1));
@@ -119,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_there_is_sent_nothing_and_equals_take_turns() {
+    fn skips_unknown_workers_and_alternates_equals() {
         let mut balance = Balance::new(3, 1.0, 0.0);
         let turns = [0; 4].map(|_| {
             let worker = balance.choose(10, [Some(0), None, Some(0)]).unwrap();
@@ -132,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn who_decodes_for_many_is_spared() {
+    fn decode_load_reduces_preference() {
         let mut balance = Balance::new(2, 1.0, 0.25);
         let mut long = balance.send(0, 4000, 0);
         balance.started(&mut long);

@@ -1,4 +1,4 @@
-//! Where events are told and heard: addresses as ZeroMQ writes them.
+//! Addresses of event sockets, in ZeroMQ's notation.
 
 use std::fmt;
 use std::io;
@@ -15,17 +15,17 @@ pub struct Endpoint {
     port: u16,
 }
 
-/// How a publisher meets those who listen.
+/// Direction in which a publisher connects to subscribers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Door {
-    /// They come to it: `tcp://HOST:PORT`, with `*` for all addresses of this machine.
+    /// Listens for subscribers: `tcp://HOST:PORT`, with `*` for all addresses of this machine.
     Open(Endpoint),
-    /// It goes to one who waits for publishers: `connect:tcp://HOST:PORT`.
+    /// Connects to a waiting subscriber: `connect:tcp://HOST:PORT`.
     Knock(Endpoint),
 }
 
-/// What is no address.
+/// An invalid address.
 #[derive(Debug, thiserror::Error)]
 #[error("{0:?} is not an event endpoint: write it as tcp://HOST:PORT")]
 pub struct EndpointError(String);
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read_as_they_are_written() {
+    fn addresses_round_trip() {
         for text in ["tcp://*:5557", "tcp://10.0.0.1:5557", "tcp://[::1]:5557", "tcp://a.b:1"] {
             assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), text);
             let knock = format!("connect:{text}");

@@ -1,4 +1,4 @@
-//! Hears the events of one worker, and makes good what it misses.
+//! Subscription to the events of one worker, with recovery of missed batches.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -9,57 +9,58 @@ use bytes::Bytes;
 use crate::endpoint::Endpoint;
 use crate::zmtp::{self, Incoming, Reader, Role, Writer};
 
-/// The largest batch: all that a cache of some twenty million tokens holds.
+/// Largest batch: the whole content of a cache of about twenty million tokens.
 const BATCH_BYTES_MAX: usize = 256 << 20;
-/// How long a worker may take for the next part of what was missed.
-const REPLAY_PATIENCE: Duration = Duration::from_secs(30);
-/// So that the worker knows who listens before it is asked what it told so far.
-const SETTLE: Duration = Duration::from_millis(100);
+/// Longest wait for the next part of a replay.
+const REPLAY_TIMEOUT: Duration = Duration::from_secs(30);
+/// Delay before a replay request, so that the worker has registered the subscription.
+const SUBSCRIBE_DELAY: Duration = Duration::from_millis(100);
 const AGAIN_AT_FIRST: Duration = Duration::from_millis(200);
 const AGAIN_AT_MOST: Duration = Duration::from_secs(5);
 
-/// Where a worker tells what it holds.
+/// Addresses of a worker's events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
-    /// Where it publishes.
+    /// Address of the event stream.
     pub events: Endpoint,
-    /// Where it is asked for what was missed.
+    /// Address of the replay service.
     pub replay: Option<Endpoint>,
-    /// What the topics begin with that are listened to; all, if empty.
+    /// Topic prefix to subscribe to; all topics if empty.
     pub topic: String,
 }
 
-/// What is heard of a worker.
+/// An item of a worker's stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Heard {
     /// The next batch.
     Batch {
-        /// Its number.
+        /// Number.
         seq: u64,
-        /// Its bytes, for [`decode`](crate::decode).
+        /// Bytes, for [`decode`](crate::decode).
         payload: Bytes,
     },
-    /// Something was missed that cannot be had any more: what is known of this worker is not to be relied on.
+    /// Missed batches cannot be recovered: the state of this worker must be dropped.
     Forget,
 }
 
-/// What happened while a worker was listened to.
+/// Statistics of a subscription.
 #[derive(Debug, Default)]
 pub struct FollowStats {
-    /// Whether there is a connection.
+    /// True while connected.
     pub is_connected: AtomicBool,
-    /// Batches heard.
+    /// Received batches.
     pub batches: AtomicU64,
-    /// Times that numbers were missing.
+    /// Gaps in the numbers.
     pub gaps: AtomicU64,
-    /// Times that what was missing was asked for and came.
+    /// Successful replays.
     pub replays: AtomicU64,
-    /// Times that all that was known was given up.
+    /// Number of times that the state was dropped.
     pub forgotten: AtomicU64,
 }
 
-/// Listens to a worker for as long as this is polled, and tells `hear` in order. Connects again and again; since a
-/// worker that was away may have been another process meanwhile, everything begins anew then.
+/// Subscribes to a worker while this is polled, and passes its items to `hear` in order. It
+/// reconnects repeatedly. A worker that was disconnected may be another process, so a new
+/// connection starts from scratch.
 pub async fn follow(source: &Source, stats: &FollowStats, mut hear: impl FnMut(Heard)) {
     let mut again = AGAIN_AT_FIRST;
     loop {
@@ -75,7 +76,7 @@ pub async fn follow(source: &Source, stats: &FollowStats, mut hear: impl FnMut(H
     }
 }
 
-/// One connection.
+/// State of one connection.
 struct Following<'a, H> {
     source: &'a Source,
     stats: &'a FollowStats,
@@ -84,7 +85,7 @@ struct Following<'a, H> {
 }
 
 impl<H: FnMut(Heard)> Following<'_, H> {
-    /// Ends with the connection.
+    /// Runs until the connection ends.
     async fn run(&mut self) -> io::Result<()> {
         let stream = self.source.events.connect().await?;
         let (mut reader, mut writer) = zmtp::meet(stream, Role::Subscriber).await?;
@@ -92,7 +93,7 @@ impl<H: FnMut(Heard)> Following<'_, H> {
         writer.send(&zmtp::subscription(self.source.topic.as_bytes())).await?;
         self.stats.is_connected.store(true, Relaxed);
         if self.source.replay.is_some() {
-            tokio::time::sleep(SETTLE).await;
+            tokio::time::sleep(SUBSCRIBE_DELAY).await;
             if let Err(error) = self.replay(0).await {
                 tracing::warn!(
                     "{} cannot replay its earlier KV events: {error}",
@@ -123,13 +124,13 @@ impl<H: FnMut(Heard)> Following<'_, H> {
                 self.forget();
             }
         }
-        // What a replay has told already comes once more.
+        // Skips batches that the replay included.
         if self.expected.is_none_or(|expected| seq >= expected) {
             self.batch(seq, payload);
         }
     }
 
-    /// Asks for everything from a number on.
+    /// Requests all batches from a number on.
     async fn replay(&mut self, start: u64) -> io::Result<()> {
         let Some(endpoint) = &self.source.replay else {
             return Err(io::Error::other("no replay endpoint is configured"));
@@ -143,14 +144,14 @@ impl<H: FnMut(Heard)> Following<'_, H> {
             Ok::<(Reader, Writer), io::Error>((reader, writer))
         };
         let (mut reader, mut writer) =
-            tokio::time::timeout(REPLAY_PATIENCE, asking).await.map_err(|_| late())??;
+            tokio::time::timeout(REPLAY_TIMEOUT, asking).await.map_err(|_| late())??;
         let mut is_first = true;
         loop {
-            let next = tokio::time::timeout(REPLAY_PATIENCE, reader.next());
+            let next = tokio::time::timeout(REPLAY_TIMEOUT, reader.next());
             let incoming = next.await.map_err(|_| late())??;
             writer.answer(&incoming).await?;
             let Incoming::Message(frames) = incoming else { continue };
-            // vLLM has the topic in it, SGLang has not.
+            // vLLM includes the topic, SGLang does not.
             let ([_, seq, payload] | [_, _, seq, payload]) = &frames[..] else {
                 return Err(io::ErrorKind::InvalidData.into());
             };
@@ -158,8 +159,8 @@ impl<H: FnMut(Heard)> Following<'_, H> {
                 break;
             }
             let seq = number(seq).ok_or(io::ErrorKind::InvalidData)?;
-            // It begins later than asked for. If it does not begin with everything being forgotten, what was
-            // between is lost.
+            // The replay starts later than requested. Unless it starts with a reset, the batches in
+            // between are lost.
             if is_first && start > 0 && seq > start && !begins_anew(payload) {
                 self.forget();
             }

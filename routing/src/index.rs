@@ -1,20 +1,20 @@
-//! What a router knows of one worker: which beginnings of prompts it holds.
+//! A router's view of one worker: the prompt prefixes that it has cached.
 //!
-//! Engines name blocks each in its own way, so the names cannot be compared with anything. What can be are tokens: a
-//! block is known here by a chain, a hash of its tokens, of what else it depends on, and of the chain before it, which
-//! can be computed of any prompt as well.
+//! Each engine has its own block names, which are not comparable. Tokens are: a block is identified
+//! here by a chain, a hash of its tokens, of its other dependencies, and of the previous block's
+//! chain. It can be computed for any prompt as well.
 
 use terrace_cache::HashedMap;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::wire::{Batch, Event, Medium, Stored};
 
-/// The blocks that a worker holds.
+/// The blocks of a worker.
 #[derive(Debug)]
 pub struct WorkerIndex {
-    /// By what the worker calls them.
+    /// Blocks by the worker's name.
     blocks: HashedMap<u64, Held>,
-    /// How many of the blocks have this chain.
+    /// Number of blocks with each chain.
     chains: HashedMap<u64, u32>,
     block_size: u32,
     blocks_max: usize,
@@ -24,29 +24,29 @@ pub struct WorkerIndex {
 #[derive(Clone, Copy, Debug)]
 struct Held {
     chain: u64,
-    /// Where: a bit for each medium.
+    /// Media that hold it, one bit each.
     media: u8,
 }
 
-/// What has come to a [`WorkerIndex`].
+/// Statistics of a [`WorkerIndex`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IndexStats {
-    /// Blocks told to be stored.
+    /// Stored blocks.
     pub stored: u64,
-    /// Blocks told to be removed.
+    /// Removed blocks.
     pub removed: u64,
-    /// Times that everything was cleared.
+    /// Resets.
     pub cleared: u64,
-    /// Blocks that could not be placed, because the one before them is not known.
+    /// Blocks with an unknown predecessor, which are ignored.
     pub orphans: u64,
-    /// Blocks that there was no room for.
+    /// Blocks above the limit, which are ignored.
     pub refused: u64,
-    /// Events that contradict themselves.
+    /// Inconsistent events.
     pub malformed: u64,
 }
 
 impl WorkerIndex {
-    /// Knows of nothing yet, and of so many blocks at the most.
+    /// Creates an empty index of at most `blocks_max` blocks.
     #[must_use]
     pub fn new(blocks_max: usize) -> Self {
         Self {
@@ -58,8 +58,8 @@ impl WorkerIndex {
         }
     }
 
-    /// Takes in what a worker has told. `computed` hears the chain of each block that it came to hold on its device
-    /// and held nowhere before.
+    /// Applies a batch. `computed` is called with the chain of each block that is new on the
+    /// worker's device and was on none of its media before.
     pub fn apply(&mut self, batch: &Batch, mut computed: impl FnMut(u64)) {
         for event in &batch.events {
             match event {
@@ -74,14 +74,14 @@ impl WorkerIndex {
         }
     }
 
-    /// Knows of nothing any more.
+    /// Drops all blocks.
     pub fn forget(&mut self) {
         self.blocks.clear();
         self.chains.clear();
         self.block_size = 0;
     }
 
-    /// How many tokens at the beginning of a prompt the worker holds.
+    /// Returns the number of leading prompt tokens that the worker has cached.
     pub fn cached_tokens(&self, prompt: &mut PromptBlocks<'_>) -> u32 {
         if self.block_size == 0 {
             return 0;
@@ -91,42 +91,42 @@ impl WorkerIndex {
         held as u32 * self.block_size
     }
 
-    /// Whether it holds a block.
+    /// Returns whether the worker has a block.
     #[must_use]
     pub fn holds(&self, chain: u64) -> bool {
         self.chains.contains_key(&chain)
     }
 
-    /// The chains of all blocks that it holds, in no order.
+    /// Iterates over the chains of all blocks, in no order.
     pub fn chains(&self) -> impl Iterator<Item = u64> {
         self.chains.keys().copied()
     }
 
-    /// Blocks that it holds, anywhere.
+    /// Returns the number of blocks on any medium.
     #[must_use]
     pub fn len(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Whether it holds nothing.
+    /// Returns whether there are no blocks.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.blocks.is_empty()
     }
 
-    /// Blocks that it holds there.
+    /// Returns the number of blocks on a medium.
     #[must_use]
     pub fn len_in(&self, medium: Medium) -> usize {
         self.blocks.values().filter(|held| held.media & bit(medium) != 0).count()
     }
 
-    /// Tokens in its blocks; 0 until it is known.
+    /// Returns the tokens in a block; 0 until it is known.
     #[must_use]
     pub fn block_size(&self) -> u32 {
         self.block_size
     }
 
-    /// What has come.
+    /// Returns statistics.
     #[must_use]
     pub fn stats(&self) -> IndexStats {
         self.stats
@@ -139,7 +139,7 @@ impl WorkerIndex {
         self.stats.stored += stored.hashes.len() as u64;
         let bit = bit(stored.medium);
         if stored.tokens.is_empty() {
-            // Where blocks are that were told before.
+            // Blocks that are already known.
             for hash in &stored.hashes {
                 match self.blocks.get_mut(hash) {
                     Some(held) => held.media |= bit,
@@ -190,7 +190,7 @@ impl WorkerIndex {
                 held.media |= bit;
                 return;
             }
-            // The worker gives another block the same name: what it had by it is gone.
+            // The worker reuses a name for another block: the former one is gone.
             let old = std::mem::replace(held, Held { chain, media: bit }).chain;
             self.drop_chain(old);
         } else if self.blocks.len() >= self.blocks_max {
@@ -237,7 +237,7 @@ fn bit(medium: Medium) -> u8 {
     }
 }
 
-/// What comes before the first block of a prompt.
+/// Returns the chain before the first block of a prompt.
 fn root(adapter: Option<&str>) -> u64 {
     match adapter {
         None => 0,
@@ -245,7 +245,7 @@ fn root(adapter: Option<&str>) -> u64 {
     }
 }
 
-/// The chain of a block after another.
+/// Returns the chain of a block, given that of its predecessor.
 fn next<'a>(before: u64, tokens: &[u32], extras: impl Iterator<Item = &'a str>) -> u64 {
     let mut bytes = Vec::with_capacity(8 + 4 * tokens.len());
     bytes.extend_from_slice(&before.to_le_bytes());
@@ -257,7 +257,7 @@ fn next<'a>(before: u64, tokens: &[u32], extras: impl Iterator<Item = &'a str>) 
     xxh3_64(&bytes)
 }
 
-/// A prompt, in blocks of whatever sizes workers have.
+/// The block chains of a prompt, for any block size.
 #[derive(Debug)]
 pub struct PromptBlocks<'a> {
     tokens: &'a [u32],
@@ -266,19 +266,19 @@ pub struct PromptBlocks<'a> {
 }
 
 impl<'a> PromptBlocks<'a> {
-    /// A prompt whose cache is apart from that of other salts; an empty one is none.
+    /// Creates the blocks of a prompt with a cache salt; empty for none.
     #[must_use]
     pub fn new(tokens: &'a [u32], salt: &'a str) -> Self {
         Self { tokens, salt, by_size: Vec::new() }
     }
 
-    /// Its tokens.
+    /// Returns the tokens.
     #[must_use]
     pub fn tokens(&self) -> &'a [u32] {
         self.tokens
     }
 
-    /// The chains of its whole blocks.
+    /// Returns the chains of the whole blocks.
     fn chains(&mut self, block_size: u32) -> &[u64] {
         let known = self.by_size.iter().position(|(size, _)| *size == block_size);
         let place = known.unwrap_or_else(|| {
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_blocks_at_the_beginning_count() {
+    fn counts_leading_whole_blocks() {
         let mut index = WorkerIndex::new(100);
         assert_eq!(cached(&index, 0..20, ""), 0);
         index.apply(&batch(vec![stored(&[1, 2], None, 0, Medium::Device)]), |_| {});
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_is_there_until_it_has_left_all_media() {
+    fn block_counts_until_removed_from_all_media() {
         let mut index = WorkerIndex::new(100);
         let mut computed = 0;
         for medium in [Medium::Device, Medium::Host, Medium::Device] {
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn salts_adapters_and_shared_stores_are_kept_apart() {
+    fn separates_salts_adapters_and_shared_stores() {
         let mut index = WorkerIndex::new(100);
         let Event::Stored(plain) = stored(&[1], None, 0, Medium::Device) else { unreachable!() };
         let salted = Stored { extras: vec![vec!["s".to_owned()]], ..plain.clone() };
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_placed_or_kept_is_counted() {
+    fn counts_orphans_and_refused_blocks() {
         let mut index = WorkerIndex::new(2);
         index.apply(&batch(vec![stored(&[5], Some(4), 0, Medium::Device)]), |_| {});
         index.apply(&batch(vec![stored(&[1, 2, 3], None, 0, Medium::Device)]), |_| {});

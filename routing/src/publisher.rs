@@ -1,4 +1,4 @@
-//! Tells events to whoever listens, as a ZeroMQ publisher, and again to those who ask for what they have missed.
+//! A ZeroMQ publisher of events, with a replay service for missed batches.
 
 use std::io;
 use std::sync::Arc;
@@ -12,55 +12,56 @@ use tokio::sync::{Semaphore, broadcast, mpsc, oneshot};
 use tokio::task::JoinSet;
 
 use crate::endpoint::{Door, Endpoint};
-use crate::history::{History, Since, Told};
+use crate::history::{History, PublishedBatch, Since};
 use crate::zmtp::{self, Incoming, Reader, Role, Subscriptions, Writer};
 
-/// Batches that may wait for one who takes them slowly; older ones it misses, and sees that by their numbers.
+/// Batches queued for a slow subscriber; older ones are dropped, which the subscriber detects by
+/// their numbers.
 const WAITING_MAX: usize = 1024;
-/// What is kept for those who ask again, however few batches that is.
+/// Largest size of the history in bytes, whatever its number of batches.
 const HISTORY_BYTES_MAX: usize = 64 << 20;
-/// Connections at a time, of each kind.
+/// Largest number of connections of each kind.
 const CONNECTIONS_MAX: usize = 64;
-/// How long to wait before going to one who was not there.
-const KNOCK_AGAIN: Duration = Duration::from_secs(1);
+/// Delay between connection attempts.
+const RECONNECT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Where and what to publish.
+/// Configuration of a publisher.
 #[derive(Clone, Debug)]
 pub struct PublisherConfig {
-    /// Where events are told.
+    /// Address of the event stream.
     pub door: Door,
-    /// Where those ask who have missed some.
+    /// Address of the replay service.
     pub replay: Option<Endpoint>,
-    /// What stands before each batch, for those who listen to some publishers only.
+    /// Topic of each batch, for subscribers that filter.
     pub topic: String,
-    /// How many batches are kept for those who ask.
+    /// Number of batches in the history.
     pub batches_max: usize,
 }
 
-/// Tells events to whoever listens. Dropping it closes all connections.
+/// A publisher. Dropping it closes all connections.
 #[derive(Debug)]
 pub struct Publisher {
     shared: Arc<Shared>,
-    /// Where it listens, with the ports that the system chose if none were asked for.
+    /// Listening address, with the port that the system assigned if none was given.
     events: Option<std::net::SocketAddr>,
     replay: Option<std::net::SocketAddr>,
     _tasks: JoinSet<()>,
 }
 
-/// What a publisher has done.
+/// Statistics of a publisher.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PublisherStats {
-    /// Batches told.
+    /// Published batches.
     pub batches: u64,
-    /// Their bytes, once for all who listen.
+    /// Their bytes, counted once for all subscribers.
     pub bytes: u64,
-    /// Batches that told all that is held, because some had got lost on the way to the publisher.
+    /// Published snapshots, after events were lost on the way to the publisher.
     pub snapshots: u64,
-    /// Who listens.
+    /// Current subscribers.
     pub subscribers: u64,
-    /// Batches that somebody took too slowly to get.
+    /// Batches dropped for slow subscribers.
     pub missed: u64,
-    /// Questions for what was missed.
+    /// Replay requests.
     pub replays: u64,
 }
 
@@ -68,7 +69,7 @@ pub struct PublisherStats {
 struct Shared {
     topic: String,
     history: Mutex<History>,
-    told: broadcast::Sender<Arc<Told>>,
+    published: broadcast::Sender<Arc<PublishedBatch>>,
     wanted: mpsc::Sender<Wanted>,
     batches: AtomicU64,
     bytes: AtomicU64,
@@ -78,20 +79,20 @@ struct Shared {
     replays: AtomicU64,
 }
 
-/// Somebody asks for more than is kept.
+/// A replay request beyond the history.
 #[derive(Debug)]
 struct Wanted {
     start: u64,
     done: oneshot::Sender<()>,
 }
 
-/// Tells when somebody asks for more than is kept, so that only all that is held helps.
+/// Receiver of replay requests beyond the history, which only a snapshot can answer.
 #[derive(Debug)]
 pub struct SnapshotWanted(mpsc::Receiver<Wanted>);
 
 impl SnapshotWanted {
-    /// Waits until somebody needs to hear all that is held. [`Publisher::keep_whole`] makes it known; dropping what
-    /// this returns sends it to whoever asked.
+    /// Waits until a snapshot is needed. Pass it to [`Publisher::keep_whole`]; dropping the
+    /// returned value then answers the request.
     pub async fn next(&mut self, publisher: &Publisher) -> Option<impl Drop + use<>> {
         loop {
             let Wanted { start, done } = self.0.recv().await?;
@@ -104,7 +105,7 @@ impl SnapshotWanted {
     }
 }
 
-/// Lets whoever asked look again when it is dropped.
+/// Wakes the waiting request when it is dropped.
 #[derive(Debug)]
 struct Answered(Option<oneshot::Sender<()>>);
 
@@ -115,16 +116,16 @@ impl Drop for Answered {
 }
 
 impl Publisher {
-    /// Takes its addresses and serves whoever connects.
+    /// Binds the addresses and starts serving.
     ///
     /// # Errors
-    /// When an address cannot be had; the error names it.
+    /// Fails if an address cannot be bound; the error names it.
     pub async fn open(config: PublisherConfig) -> io::Result<(Self, SnapshotWanted)> {
         let PublisherConfig { door, replay, topic, batches_max } = config;
         let (wanted, asked) = mpsc::channel(CONNECTIONS_MAX);
         let shared = Arc::new(Shared {
             history: Mutex::new(History::new(topic.clone(), batches_max.max(1), HISTORY_BYTES_MAX)),
-            told: broadcast::channel(WAITING_MAX).0,
+            published: broadcast::channel(WAITING_MAX).0,
             topic,
             wanted,
             batches: AtomicU64::new(0),
@@ -159,36 +160,37 @@ impl Publisher {
         Ok((Self { shared, events, replay, _tasks: tasks }, SnapshotWanted(asked)))
     }
 
-    /// Tells a batch. One that is whole begins with everything being forgotten.
+    /// Publishes a batch. A whole batch starts with a reset.
     pub fn publish(&self, payload: &[u8], is_whole: bool) {
         let shared = &self.shared;
         let mut history = shared.history.lock();
-        let told = history.tell(payload, is_whole);
+        let batch = history.publish(payload, is_whole);
         shared.batches.fetch_add(1, Relaxed);
-        shared.bytes.fetch_add(told.wire.len() as u64, Relaxed);
+        shared.bytes.fetch_add(batch.wire.len() as u64, Relaxed);
         shared.snapshots.fetch_add(u64::from(is_whole), Relaxed);
-        // That nobody listens is no error. Under the lock, so that the order is that of the numbers.
-        let _ = shared.told.send(told);
+        // Without subscribers this fails, which is ignored. Sent under the lock, so that the order
+        // is that of the numbers.
+        let _ = shared.published.send(batch);
     }
 
-    /// Keeps, for those who ask for more than is kept, all that is held after the latest batch.
+    /// Sets a snapshot of the state after the latest batch, for requests beyond the history.
     pub fn keep_whole(&self, payload: &[u8]) {
         self.shared.history.lock().set_base(payload);
     }
 
-    /// Where it listens for subscribers, if it does.
+    /// Returns the listening address of the event stream, if it listens.
     #[must_use]
     pub fn events_address(&self) -> Option<std::net::SocketAddr> {
         self.events
     }
 
-    /// Where it listens for those who have missed something, if it does.
+    /// Returns the listening address of the replay service, if it listens.
     #[must_use]
     pub fn replay_address(&self) -> Option<std::net::SocketAddr> {
         self.replay
     }
 
-    /// What it has done.
+    /// Returns statistics.
     #[must_use]
     pub fn stats(&self) -> PublisherStats {
         let shared = &self.shared;
@@ -239,7 +241,7 @@ async fn knock(endpoint: Endpoint, shared: Arc<Shared>) {
             Err(error) => Err(error),
         };
         tracing::debug!("cannot deliver KV events to {endpoint}: {served:?}");
-        tokio::time::sleep(KNOCK_AGAIN).await;
+        tokio::time::sleep(RECONNECT_INTERVAL).await;
     }
 }
 
@@ -252,7 +254,7 @@ async fn serve(stream: TcpStream, shared: &Shared, role: Role) -> io::Result<()>
     }
 }
 
-/// Counts somebody who listens for as long as this exists.
+/// Counts a subscriber while it exists.
 struct Counted<'a>(&'a AtomicU64);
 
 impl<'a> Counted<'a> {
@@ -270,7 +272,7 @@ impl Drop for Counted<'_> {
 
 async fn tell(mut reader: Reader, mut writer: Writer, shared: &Shared) -> io::Result<()> {
     let _counted = Counted::new(&shared.subscribers);
-    let mut told = shared.told.subscribe();
+    let mut published = shared.published.subscribe();
     let mut subscriptions = Subscriptions::default();
     loop {
         tokio::select! {
@@ -279,7 +281,7 @@ async fn tell(mut reader: Reader, mut writer: Writer, shared: &Shared) -> io::Re
                 subscriptions.hear(&incoming)?;
                 writer.answer(&incoming).await?;
             }
-            batch = told.recv() => match batch {
+            batch = published.recv() => match batch {
                 Ok(batch) if subscriptions.want(shared.topic.as_bytes()) => {
                     writer.send(&batch.wire).await?;
                 }
@@ -293,7 +295,7 @@ async fn tell(mut reader: Reader, mut writer: Writer, shared: &Shared) -> io::Re
     }
 }
 
-/// Before each batch, an empty frame: the place of an envelope.
+/// An empty frame before each batch: the envelope delimiter.
 const ENVELOPE: [u8; 2] = [1, 0];
 
 async fn answer(mut reader: Reader, mut writer: Writer, shared: &Shared) -> io::Result<()> {
@@ -309,22 +311,22 @@ async fn answer(mut reader: Reader, mut writer: Writer, shared: &Shared) -> io::
             ));
         };
         shared.replays.fetch_add(1, Relaxed);
-        for told in since(shared, u64::from_be_bytes(start)).await {
+        for batch in since(shared, u64::from_be_bytes(start)).await {
             writer.send(&ENVELOPE).await?;
-            writer.send(&told.wire).await?;
+            writer.send(&batch.wire).await?;
         }
         let end = zmtp::message(&[b"", b"", &(-1_i64).to_be_bytes(), b""]);
         writer.send(&end).await?;
     }
 }
 
-/// What somebody has to hear; nothing if all that is held cannot be had.
-async fn since(shared: &Shared, start: u64) -> Vec<Arc<Told>> {
-    // What was made for this question can be too old again by the time that it is looked at.
+/// Returns the batches from a number on; empty if no snapshot can be had.
+async fn since(shared: &Shared, start: u64) -> Vec<Arc<PublishedBatch>> {
+    // A snapshot made for this request may be outdated when it is read.
     for _ in 0..3 {
         let since = shared.history.lock().since(start);
-        if let Since::Told(told) = since {
-            return told;
+        if let Since::Available(batches) = since {
+            return batches;
         }
         let (done, made) = oneshot::channel();
         if shared.wanted.send(Wanted { start, done }).await.is_err() {

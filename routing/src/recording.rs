@@ -1,4 +1,4 @@
-//! Events in a file: a line of JSON for each batch that was heard, with the bytes as they came.
+//! Recorded event streams: a JSON line per received batch, with its original bytes.
 
 use std::fmt::Write as _;
 use std::io::{self, BufRead, Write};
@@ -11,35 +11,35 @@ use crate::follow::Heard;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recorded {
-    /// When it was heard, in seconds since 1970.
+    /// Time of reception, in seconds since 1970.
     pub at: f64,
-    /// Of whom.
+    /// Worker.
     pub worker: String,
-    /// The number of the batch; none where everything known of this worker was given up.
+    /// Number of the batch; none for a reset of the worker's state.
     pub seq: Option<u64>,
-    /// The bytes of the batch, in hexadecimal digits.
+    /// Bytes of the batch, in hexadecimal digits.
     pub payload: String,
 }
 
-/// Lines that cannot be used.
+/// An error of a recording.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordingError {
     /// The file cannot be read.
     #[error("cannot read the recording: {0}")]
     Read(#[from] io::Error),
-    /// A line is something else.
+    /// A line is invalid.
     #[error("line {line} is not a recorded batch of KV events: {problem}")]
     Line {
-        /// Which, counted from 1.
+        /// Line, from 1.
         line: usize,
-        /// What is wrong.
+        /// Problem.
         problem: String,
     },
 }
 
 impl Recorded {
-    /// What was heard of a worker.
+    /// Records an item of a worker's stream.
     #[must_use]
     pub fn new(at: f64, worker: &str, heard: &Heard) -> Self {
         let worker = worker.to_owned();
@@ -51,7 +51,7 @@ impl Recorded {
         }
     }
 
-    /// What was heard; nothing where the digits are none.
+    /// Returns the item; none if the digits are invalid.
     #[must_use]
     pub fn heard(&self) -> Option<Heard> {
         match self.seq {
@@ -60,17 +60,17 @@ impl Recorded {
         }
     }
 
-    /// Writes it as a line.
+    /// Writes the line.
     ///
     /// # Errors
-    /// When that fails.
+    /// Fails if the write fails.
     pub fn write(&self, mut to: impl Write) -> io::Result<()> {
         serde_json::to_writer(&mut to, self)?;
         to.write_all(b"\n")
     }
 }
 
-/// Reads a recording, line by line.
+/// Reads a recording line by line.
 #[derive(Debug)]
 pub struct Recording<R> {
     lines: io::Lines<R>,
@@ -78,7 +78,7 @@ pub struct Recording<R> {
 }
 
 impl<R: BufRead> Recording<R> {
-    /// Reads from there.
+    /// Creates a reader.
     pub fn new(from: R) -> Self {
         Self { lines: from.lines(), line: 0 }
     }
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_read_as_they_were_written() {
+    fn lines_round_trip() {
         let batch = Heard::Batch { seq: 7, payload: vec![0, 255, 16].into() };
         let lines = [Recorded::new(1.5, "a", &batch), Recorded::new(2.0, "b", &Heard::Forget)];
         let mut file = Vec::new();

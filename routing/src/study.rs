@@ -1,4 +1,4 @@
-//! What workers held, by their events: how much, how often the same, and what routing by prefixes would have found.
+//! Analysis of workers' events: cache sizes, duplicates, and the potential of prefix routing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,36 +30,36 @@ struct Studied {
     held_elsewhere_blocks: u64,
 }
 
-/// What [`Study`] has found.
+/// Results of a [`Study`].
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StudyReport {
-    /// From the first batch to the last, as their workers dated them.
+    /// Time between the first and the last batch, by the workers' clocks.
     pub seconds: f64,
-    /// Each worker.
+    /// Results of each worker.
     pub workers: Vec<WorkerReport>,
-    /// Different blocks that are held at the end.
+    /// Distinct blocks at the end.
     pub distinct_blocks: u64,
-    /// Blocks that are held at the end, once for each worker that has them.
+    /// Blocks at the end, counted once for each worker that has them.
     pub held_blocks: u64,
-    /// Tokens that workers computed.
+    /// Tokens computed by workers.
     pub computed_tokens: u64,
-    /// Those of them whose KV another worker held at that moment: a router that goes by prefixes could have sent
-    /// their requests there.
+    /// Those of them whose KV another worker had at that time: prefix routing could have avoided
+    /// the computation.
     pub held_elsewhere_tokens: u64,
 }
 
-/// What one worker told.
+/// Results of one worker.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct WorkerReport {
-    /// Which.
+    /// Name.
     pub name: String,
     /// Batches.
     pub batches: u64,
-    /// Batches that nobody can read.
+    /// Batches that cannot be decoded.
     pub unreadable: u64,
-    /// Times that numbers were missing.
+    /// Gaps in the numbers.
     pub gaps: u64,
-    /// Times that what was known had to be given up.
+    /// Number of times that the state was dropped.
     pub forgotten: u64,
     /// Tokens in a block.
     pub block_size: u32,
@@ -67,13 +67,13 @@ pub struct WorkerReport {
     pub stored_blocks: u64,
     /// Blocks removed.
     pub removed_blocks: u64,
-    /// Blocks whose beginning is not known.
+    /// Blocks with an unknown predecessor.
     pub orphan_blocks: u64,
-    /// Blocks that it came to hold on its device and held nowhere before.
+    /// Blocks that were new on the device and on none of the worker's media before.
     pub computed_blocks: u64,
-    /// Those of them that another worker held.
+    /// Those of them that another worker had.
     pub held_elsewhere_blocks: u64,
-    /// Most blocks at a time.
+    /// Largest number of blocks.
     pub blocks_peak: u64,
     /// Blocks on its device at the end.
     pub device_blocks: u64,
@@ -84,13 +84,13 @@ pub struct WorkerReport {
 }
 
 impl Study {
-    /// Knows of so many blocks of each worker at the most.
+    /// Creates an analysis with at most `blocks_max` blocks per worker.
     #[must_use]
     pub fn new(blocks_max: usize) -> Self {
         Self { workers: BTreeMap::new(), blocks_max, first_at: None, last_at: 0.0 }
     }
 
-    /// Takes in what was heard of a worker.
+    /// Adds an item of a worker's stream.
     pub fn hear(&mut self, worker: &str, heard: &Heard) {
         if !self.workers.contains_key(worker) {
             self.workers.insert(worker.to_owned(), Studied::new(self.blocks_max));
@@ -119,7 +119,7 @@ impl Study {
         self.workers.insert(worker.to_owned(), studied);
     }
 
-    /// What was found so far.
+    /// Returns the results so far.
     #[must_use]
     pub fn report(&self) -> StudyReport {
         let distinct: BTreeSet<u64> =
@@ -161,7 +161,7 @@ impl Studied {
     }
 
     fn take_in(&mut self, batch: &Batch, held_elsewhere: impl Fn(u64) -> bool) {
-        // A worker that tells all that it holds has computed none of it just then.
+        // A snapshot lists blocks that were not computed just now.
         let is_whole =
             matches!(batch.events.first(), Some(Event::Cleared)) && batch.events.len() > 1;
         let (mut computed, mut elsewhere) = (0, 0);

@@ -1,8 +1,8 @@
 //! The bytes of KV events: MessagePack, as vLLM and SGLang write it.
 //!
-//! A batch is an array `[time, [events], rank]`. An event is a map with a `type`; before mid-2026 both engines wrote an
-//! array that begins with it, which is read too. What is unknown is passed over: engines add fields with every
-//! version.
+//! A batch is an array `[time, [events], rank]`. An event is a map with a `type`; before mid-2026
+//! both engines wrote an array that begins with it, which is read too. Unknown fields are ignored:
+//! engines add fields with every version.
 
 mod decode;
 mod encode;
@@ -10,64 +10,64 @@ mod encode;
 pub use decode::{WireError, decode};
 pub use encode::{L3Sharing, Manner, encode};
 
-/// Events that an engine told at once.
+/// A batch of an engine's events.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
-    /// When, in seconds since 1970.
+    /// Time, in seconds since 1970.
     pub at: f64,
-    /// What has changed, in this order.
+    /// Changes, in order.
     pub events: Vec<Event>,
-    /// Which of the engine's data-parallel ranks tells it.
+    /// Data-parallel rank of the engine.
     pub rank: Option<i64>,
 }
 
-/// One change of what a worker holds.
+/// A change of a worker's cache content.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// Blocks became available.
     Stored(Stored),
-    /// Blocks are gone.
+    /// Blocks were removed.
     Removed {
-        /// Which.
+        /// Names.
         hashes: Vec<u64>,
-        /// From where.
+        /// Medium.
         medium: Medium,
     },
-    /// The worker holds nothing any more.
+    /// The worker dropped all blocks.
     Cleared,
-    /// Nothing that tells of attention over the whole prompt, or a kind that is not known here.
+    /// An event about partial attention, such as sliding windows, or of an unknown kind.
     Other,
 }
 
 /// Consecutive blocks of one prompt.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stored {
-    /// What the engine calls them: 64 bits, whatever it made them of.
+    /// The engine's block names: 64 bits of whatever it uses.
     pub hashes: Vec<u64>,
-    /// The block before the first; none at the beginning of a prompt.
+    /// Name of the block before the first; none at the start of a prompt.
     pub parent: Option<u64>,
-    /// Their tokens, `block_size` for each; none where an engine tells only where blocks are.
+    /// Their tokens, `block_size` each; empty if the event only reports their medium.
     pub tokens: Vec<u32>,
     /// Tokens in a block.
     pub block_size: u32,
-    /// Where they are.
+    /// Medium.
     pub medium: Medium,
-    /// What besides tokens the blocks depend on, for each of them; shorter if nothing follows.
+    /// Further dependencies of each block beside tokens; shorter if the remaining blocks have none.
     pub extras: Vec<Vec<String>>,
-    /// The adapter that they were computed with.
+    /// Adapter that computed them.
     pub adapter: Option<String>,
 }
 
-/// Where blocks are, as far as a router cares.
+/// Place of blocks, as far as routing depends on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Medium {
-    /// Memory that the worker computes with.
+    /// Device memory.
     #[default]
     Device,
-    /// Memory of the worker's machine.
+    /// Host memory.
     Host,
     /// A disk that only this worker reads.
     Disk,
-    /// A store that others may share, or a place that is not known here: no merit of this worker.
+    /// A shared store or an unknown medium, which does not favour this worker.
     Shared,
 }

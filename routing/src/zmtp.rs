@@ -1,7 +1,8 @@
-//! ZeroMQ's wire protocol, ZMTP 3, as far as events need it: greeting, frames and subscriptions, no encryption.
+//! ZeroMQ's wire protocol, ZMTP 3, as far as events need it: greeting, frames and subscriptions,
+//! without encryption.
 //!
-//! That is small enough to have here. A library would bring queues whose memory cannot be bounded, and hide when one
-//! who listens has missed something, which is what must be known.
+//! It is small enough to implement here. A library would have unbounded queues and would hide
+//! missed batches, which must be detected.
 
 use std::io;
 use std::time::Duration;
@@ -11,26 +12,26 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
-/// How long the other side may take to say who it is.
-const GREETING_PATIENCE: Duration = Duration::from_secs(10);
-/// How long the other side may take nothing of what is sent to it.
-const WRITE_PATIENCE: Duration = Duration::from_secs(30);
+/// Longest duration of the greeting.
+const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest time without progress of a write.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 const GREETING_BYTES: usize = 64;
-/// Properties, subscriptions and questions are short.
+/// Largest property, subscription or request.
 pub(crate) const SMALL_BYTES_MAX: usize = 64 << 10;
 
 const MORE: u8 = 1;
 const LONG: u8 = 2;
 const COMMAND: u8 = 4;
 
-/// What one side of a connection is.
+/// Socket type of one side of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Publisher,
     Subscriber,
-    /// Answers questions.
+    /// Answers requests.
     Router,
-    /// Asks them.
+    /// Sends requests.
     Dealer,
 }
 
@@ -44,7 +45,7 @@ impl Role {
         }
     }
 
-    /// Who may be on the other side.
+    /// Returns whether the other side's socket type is compatible.
     fn accepts(self, other: &[u8]) -> bool {
         let accepted: &[&[u8]] = match self {
             Self::Publisher => &[b"SUB", b"XSUB"],
@@ -56,14 +57,14 @@ impl Role {
     }
 }
 
-/// What has come: the frames of a message, or a command.
+/// A received item: the frames of a message, or a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Incoming {
     Message(Vec<Bytes>),
     Command(Bytes),
 }
 
-/// Takes what the other side sends. A call that is dropped loses nothing.
+/// Receiving half. Dropping a call loses no bytes.
 #[derive(Debug)]
 pub(crate) struct Reader {
     half: OwnedReadHalf,
@@ -72,16 +73,16 @@ pub(crate) struct Reader {
     bytes_max: usize,
 }
 
-/// Sends to the other side.
+/// Sending half.
 #[derive(Debug)]
 pub(crate) struct Writer(OwnedWriteHalf);
 
-/// Says who is here, and hears who is there.
+/// Performs the greeting.
 ///
 /// # Errors
-/// When that takes too long, or it is nobody to talk to.
+/// Fails if it takes too long or the peer is incompatible.
 pub(crate) async fn meet(stream: TcpStream, role: Role) -> io::Result<(Reader, Writer)> {
-    let met = tokio::time::timeout(GREETING_PATIENCE, introduce(stream, role));
+    let met = tokio::time::timeout(GREETING_TIMEOUT, introduce(stream, role));
     met.await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
@@ -117,7 +118,7 @@ fn malformed(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
-/// Version 3.0: subscriptions are messages then, whatever else the other side can do.
+/// Version 3.0, in which subscriptions are messages, whatever the peer supports.
 fn greeting() -> [u8; GREETING_BYTES] {
     let mut greeting = [0; GREETING_BYTES];
     (greeting[0], greeting[9], greeting[10]) = (0xff, 0x7f, 3);
@@ -136,7 +137,7 @@ fn ready(role: Role) -> Vec<u8> {
     [&[COMMAND, body.len() as u8][..], &body].concat()
 }
 
-/// What the `READY` of the other side says that it is.
+/// Returns the socket type in the peer's `READY` command.
 fn socket_type(command: &[u8]) -> Option<&[u8]> {
     let mut rest = command.strip_prefix(b"\x05READY")?;
     loop {
@@ -151,7 +152,7 @@ fn socket_type(command: &[u8]) -> Option<&[u8]> {
     }
 }
 
-/// The bytes of a message.
+/// Encodes a message.
 pub(crate) fn message(frames: &[&[u8]]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(frames.iter().map(|frame| frame.len() + 9).sum());
     for (place, frame) in frames.iter().enumerate() {
@@ -168,12 +169,12 @@ pub(crate) fn message(frames: &[&[u8]]) -> Vec<u8> {
     bytes
 }
 
-/// What one who listens asks for: to hear topics that begin so, or no longer.
+/// Encodes a subscription to a topic prefix.
 pub(crate) fn subscription(topic: &[u8]) -> Vec<u8> {
     message(&[&[&[1], topic].concat()])
 }
 
-/// Whose topics somebody wants to hear.
+/// Topic prefixes of a subscriber.
 #[derive(Debug, Default)]
 pub(crate) struct Subscriptions(Vec<Bytes>);
 
@@ -181,7 +182,7 @@ impl Subscriptions {
     const MAX: usize = 64;
 
     /// # Errors
-    /// When somebody wants too many.
+    /// Fails if there are too many.
     pub(crate) fn hear(&mut self, incoming: &Incoming) -> io::Result<()> {
         let (subscribes, topic) = match incoming {
             Incoming::Message(frames) => match frames.first().and_then(|frame| frame.split_first())
@@ -215,15 +216,15 @@ impl Subscriptions {
 }
 
 impl Reader {
-    /// From here on, messages may be so large.
+    /// Sets the largest message from here on.
     pub(crate) fn allow(&mut self, bytes_max: usize) {
         self.bytes_max = bytes_max;
     }
 
-    /// What comes next.
+    /// Returns the next item.
     ///
     /// # Errors
-    /// When the other side is gone, or sends more than it may.
+    /// Fails if the peer is gone or exceeds a limit.
     pub(crate) async fn next(&mut self) -> io::Result<Incoming> {
         loop {
             if let Some(incoming) = self.parse()? {
@@ -240,11 +241,11 @@ impl Reader {
         }
     }
 
-    /// Takes whole frames out of what has come until a message is complete.
+    /// Parses received frames until a message is complete.
     fn parse(&mut self) -> io::Result<Option<Incoming>> {
         while let Some((flags, head, length)) = self.frame_head() {
             let held: usize = self.frames.iter().map(Bytes::len).sum();
-            // Each frame counts for something, so that empty ones are bounded too.
+            // Each frame has a cost, so that empty frames are bounded too.
             let overhead = 16 * self.frames.len();
             if length > self.bytes_max as u64 || held + overhead + length as usize > self.bytes_max
             {
@@ -266,7 +267,7 @@ impl Reader {
         Ok(None)
     }
 
-    /// The flags of the next frame, how long what is before its body is, and how long that is.
+    /// Returns the flags of the next frame, the length of its head and of its body.
     fn frame_head(&self) -> Option<(u8, usize, u64)> {
         let (&flags, rest) = self.buffer.split_first()?;
         match flags & LONG == 0 {
@@ -277,14 +278,14 @@ impl Reader {
 }
 
 impl Writer {
-    /// Sends bytes that are a message.
+    /// Sends an encoded message.
     ///
     /// # Errors
-    /// When the other side is gone, or takes nothing for too long.
+    /// Fails if the peer is gone or makes no progress for too long.
     pub(crate) async fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
         let mut rest = bytes;
         while !rest.is_empty() {
-            let sent = tokio::time::timeout(WRITE_PATIENCE, self.0.write(rest)).await;
+            let sent = tokio::time::timeout(WRITE_TIMEOUT, self.0.write(rest)).await;
             match sent.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))? {
                 0 => return Err(io::ErrorKind::WriteZero.into()),
                 sent => rest = &rest[sent..],
@@ -293,14 +294,14 @@ impl Writer {
         Ok(())
     }
 
-    /// Answers a heartbeat, if this is one.
+    /// Answers a heartbeat, if the item is one.
     ///
     /// # Errors
-    /// When the other side is gone.
+    /// Fails if the peer is gone.
     pub(crate) async fn answer(&mut self, incoming: &Incoming) -> io::Result<()> {
         let Incoming::Command(command) = incoming else { return Ok(()) };
         let Some(ping) = command.strip_prefix(b"\x04PING") else { return Ok(()) };
-        // Two bytes say for how long silence is no news; what follows, at most 16 bytes, is sent back.
+        // Two bytes are the peer's timeout; up to 16 further bytes are sent back.
         let context = ping.get(2..).unwrap_or_default();
         let body = [b"\x04PONG", &context[..context.len().min(16)]].concat();
         self.send(&[&[COMMAND, body.len() as u8][..], &body].concat()).await

@@ -1,4 +1,4 @@
-//! Streams that engines have published, as they came: `data/` has their bytes.
+//! Decoding of recorded streams of real engines, in `data/`.
 
 use std::io::BufReader;
 
@@ -31,10 +31,11 @@ fn cached(index: &WorkerIndex, prompt: std::ops::Range<u32>, salt: &str) -> u32 
     index.cached_tokens(&mut PromptBlocks::new(&tokens, salt))
 }
 
-/// vLLM had room for 15 blocks of 32 tokens and was asked for, one after the other: tokens 10 to 110; 10 to 80 and others;
-/// 10 to 110 with a salt; 210 to 410; 15 to 310. Then its cache was reset, and it was asked for 10 to 74.
+/// vLLM had room for 15 blocks of 32 tokens and got these prompts in order: tokens 10 to 110; 10 to
+/// 80 and others; 10 to 110 with a salt; 210 to 410; 15 to 310. Then its cache was reset, and it
+/// got 10 to 74.
 #[test]
-fn vllm_is_understood() {
+fn decodes_vllm() {
     let batches = batches("vllm-0.32");
     let cleared = batches.iter().position(|batch| batch.events.contains(&Event::Cleared)).unwrap();
     let before = index_after(&batches[..1]);
@@ -52,7 +53,7 @@ fn vllm_is_understood() {
 }
 
 #[test]
-fn sglang_is_understood() {
+fn decodes_sglang() {
     let batches = batches("sglang-0.5.23");
     let index = index_after(&batches[..3]);
     assert_eq!((cached(&index, 0..20, ""), cached(&index, 0..20, "s1")), (12, 8));
@@ -67,9 +68,9 @@ fn sglang_is_understood() {
     assert_eq!((index.stats().orphans, index.stats().malformed), (0, 0));
 }
 
-/// Versions before mid-2026, which wrote arrays, and hashes of 32 bytes.
+/// Versions before mid-2026, with array events and hashes of 32 bytes.
 #[test]
-fn old_versions_are_understood() {
+fn decodes_old_versions() {
     let batches = batches("arrays");
     let index = index_after(&batches[..2]);
     assert_eq!(cached(&index, 0..20, ""), 12);
@@ -79,7 +80,7 @@ fn old_versions_are_understood() {
 }
 
 #[test]
-fn a_study_tells_what_was_computed_twice() {
+fn study_counts_duplicate_computation() {
     let mut study = Study::new(1000);
     for heard in heard("vllm-0.32") {
         study.hear("a", &heard);

@@ -1,4 +1,4 @@
-//! Publishers and those who listen to them, over real sockets.
+//! Publishers and subscribers over real sockets.
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
@@ -27,7 +27,7 @@ async fn publisher(batches_max: usize) -> (Publisher, SnapshotWanted) {
     Publisher::open(config).await.unwrap()
 }
 
-/// One who listens, and what it has heard.
+/// A subscriber, and the batches that it has received.
 struct Listener {
     heard: Arc<Mutex<Vec<String>>>,
     stats: Arc<FollowStats>,
@@ -49,8 +49,8 @@ impl Listener {
         let task = tokio::spawn({
             let (heard, stats) = (heard.clone(), stats.clone());
             async move {
-                follow(&source, &stats, |told| {
-                    heard.lock().push(match told {
+                follow(&source, &stats, |item| {
+                    heard.lock().push(match item {
                         Heard::Batch { seq, payload } => {
                             format!("{seq} {}", String::from_utf8_lossy(&payload))
                         }
@@ -76,18 +76,18 @@ impl Listener {
     async fn is_there(&self, publisher: &Publisher) {
         for _ in 0..1000 {
             if publisher.stats().subscribers > 0 && self.stats.is_connected.load(Relaxed) {
-                // Its subscription is on the way.
+                // The subscription is in flight.
                 tokio::time::sleep(Duration::from_millis(300)).await;
                 return;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        panic!("nobody came");
+        panic!("no publisher connected");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_listens_hears_what_was_told_and_what_is() {
+async fn subscriber_gets_history_and_new_batches() {
     let (publisher, _wanted) = publisher(100).await;
     publisher.publish(b"all", true);
     publisher.publish(b"one", false);
@@ -106,7 +106,7 @@ async fn who_listens_hears_what_was_told_and_what_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_asks_for_more_than_is_kept_hears_all_that_is_held() {
+async fn request_beyond_the_history_gets_a_snapshot() {
     let (publisher, mut wanted) = publisher(2).await;
     let publisher = Arc::new(publisher);
     publisher.publish(b"all", true);
@@ -129,13 +129,13 @@ async fn who_asks_for_more_than_is_kept_hears_all_that_is_held() {
     keeper.await.unwrap();
     publisher.publish(b"d", false);
     listener.hears(&["3 whole", "4 d"]).await;
-    // What was made for one is there for all.
+    // A snapshot made for one subscriber serves all.
     let other = Listener::to(&publisher, true, "");
     other.hears(&["3 whole", "4 d"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_has_missed_some_and_cannot_ask_forgets() {
+async fn gap_without_replay_drops_the_state() {
     let (publisher, _wanted) = publisher(100).await;
     publisher.publish(b"all", true);
     let listener = Listener::to(&publisher, false, "");
@@ -145,7 +145,7 @@ async fn who_has_missed_some_and_cannot_ask_forgets() {
     let address = publisher.events_address().unwrap();
     drop(publisher);
     listener.hears(&["1 one", "forget"]).await;
-    // Another process takes its place, and counts from the beginning.
+    // Another process takes its place, and numbers from the beginning.
     let config = PublisherConfig {
         door: Door::Open(endpoint(address)),
         replay: None,
@@ -163,12 +163,12 @@ async fn who_has_missed_some_and_cannot_ask_forgets() {
     panic!("it did not come back: {:?}", listener.heard.lock());
 }
 
-/// One who takes nothing costs a bounded number of batches, and nobody else notices.
+/// A stalled subscriber costs a bounded number of batches, and does not affect others.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_takes_too_slowly_misses_some_and_asks_for_them() {
+async fn slow_subscriber_misses_batches_and_replays_them() {
     let (publisher, _wanted) = publisher(100_000).await;
     let address = publisher.events_address().unwrap();
-    // A subscriber that says what it has to and then reads nothing.
+    // A subscriber that completes the greeting and then reads nothing.
     let mut sleeper = std::net::TcpStream::connect(address).unwrap();
     let mut greeting = [0_u8; 64];
     (greeting[0], greeting[9], greeting[10]) = (0xff, 0x7f, 3);
@@ -191,7 +191,7 @@ async fn who_takes_too_slowly_misses_some_and_asks_for_them() {
     }
     let expected: Vec<_> = expected.iter().map(String::as_str).collect();
     listener.hears(&expected).await;
-    // That some were missed is counted when somebody gets to the next.
+    // Missed batches are counted at the next read.
     let mut taken = vec![0; 1 << 20];
     for _ in 0..100 {
         if publisher.stats().missed > 0 {
@@ -199,11 +199,11 @@ async fn who_takes_too_slowly_misses_some_and_asks_for_them() {
         }
         assert!(sleeper.read(&mut taken).unwrap() > 0);
     }
-    panic!("nobody has missed anything: {:?}", publisher.stats());
+    panic!("no subscriber missed a batch: {:?}", publisher.stats());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_speaks_another_language_is_sent_away() {
+async fn rejects_foreign_protocols() {
     let (publisher, _wanted) = publisher(10).await;
     let address = publisher.events_address().unwrap();
     let http = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n and so on until it is as long as a greeting is";
@@ -214,16 +214,16 @@ async fn who_speaks_another_language_is_sent_away() {
         let stream = std::net::TcpStream::connect(address).unwrap();
         (&stream).write_all(wrong).unwrap();
         let mut answer = Vec::new();
-        // It says who it is, and then ends.
+        // It sends its greeting, and then ends.
         let _ = (&stream).read_to_end(&mut answer);
         assert!(answer.len() <= 64, "{answer:?}");
     }
     assert_eq!(publisher.stats().subscribers, 0);
 }
 
-/// One who waits for publishers, as llm-d does, is gone to.
+/// The publisher connects to a waiting subscriber, as llm-d does.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_publisher_goes_to_one_who_waits() {
+async fn publisher_connects_to_a_waiting_subscriber() {
     let waiting = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let door = Door::Knock(endpoint(waiting.local_addr().unwrap()));
     let config = PublisherConfig { door, replay: None, topic: "t".to_owned(), batches_max: 10 };

@@ -1,4 +1,4 @@
-"""guidellm against the server: every request is answered, with as many tokens as were asked for."""
+"""guidellm against the server: every request is answered, with the requested number of tokens."""
 
 import json
 import pathlib
@@ -11,12 +11,12 @@ from server import metric, run, server
 HERE = pathlib.Path(__file__).parent
 FIRST_TOKENS = "terrace_time_to_first_token_seconds"
 REQUESTS, INPUT, OUTPUT = 6, 400, 12
-# What a chat has besides what is said.
+# Tokens of a chat beside its content.
 MARKS = 4
 
 
 def benchmark(address, work, request_format):
-    """What guidellm reports of the requests, by how they ended."""
+    """guidellm's report of the requests, by how they ended."""
     report = work / "report.json"
     run(
         *(pathlib.Path(sys.executable).parent / "guidellm", "run", "--disable-console"),
@@ -26,7 +26,7 @@ def benchmark(address, work, request_format):
         *("--profile", "kind=concurrent,streams=2"),
         *("--constraint", f"kind=max_requests,count={REQUESTS}"),
         *("--output", f"kind=json,path={report}"),
-        # The data sets must not take it for the real one.
+        # The data sets must not use it in place of the real one.
         PYTHONPATH=str(HERE / "without_torch"),
         USE_TORCH="0",
         # One process starts faster than ten, and two streams keep none of them busy.

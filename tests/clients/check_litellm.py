@@ -4,7 +4,7 @@ import json
 import os
 import tempfile
 
-# Else it asks the network what models cost.
+# Otherwise it fetches model costs from the network.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
 import folder

@@ -1,4 +1,5 @@
-"""lm-eval against the server: log-likelihoods of prompts are what the server computes, and cached ones are the same."""
+"""lm-eval against the server: log-likelihoods of prompts are those of the server, also with cached
+prompts."""
 
 import json
 import math
@@ -44,7 +45,7 @@ def samples(out, task):
 
 
 def ask(address, prompt, **fields):
-    """The log-probabilities of the tokens of a prompt."""
+    """Returns the log-probabilities of the tokens of a prompt."""
     body = {"prompt": prompt, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1, **fields}
     request = urllib.request.Request(
         f"{address}/v1/completions",
@@ -57,7 +58,7 @@ def ask(address, prompt, **fields):
 
 
 def check_choices(address, samples):
-    """Each log-likelihood is the sum over the tokens of the ending, which are bytes."""
+    """Checks that each log-likelihood is the sum over the tokens of the ending, which are bytes."""
     for sample in samples:
         for place, (answer, choice) in enumerate(zip(sample["filtered_resps"], sample["doc"]["choices"])):
             ending = f" {choice}".encode()
@@ -90,7 +91,7 @@ def main():
         check_text(address, texts)
 
         perplexity = results[TEXT]["byte_perplexity,none"]
-        # A model that knew nothing would be as surprised by each byte as by a draw from all of them.
+        # A uniform model would have a perplexity of the number of bytes.
         assert 1 < perplexity < math.inf, perplexity
         accuracy = results[CHOICES]["acc,none"]
         assert 0 <= accuracy <= 1, accuracy

@@ -1,4 +1,4 @@
-"""`vllm bench serve` against the server: what it measures is what the server knows of itself."""
+"""`vllm bench serve` against the server: its measurements agree with the server's."""
 
 import json
 import pathlib
@@ -12,9 +12,9 @@ from server import metric, run, server
 HERE = pathlib.Path(__file__).parent
 FIRST_TOKENS = "terrace_time_to_first_token_seconds"
 PROMPTS, INPUT, OUTPUT = 4, 1500, 16
-# What a chat has besides what is said, and by how much random text may miss its length.
+# Tokens of a chat beside its content, and the tolerance in the length of random text.
 MARKS = 8
-# A prompt of such length is computed in hundreds of milliseconds and found in a few.
+# A prompt of this length takes hundreds of milliseconds to compute and a few as a hit.
 TIMES_FASTER = 3
 
 
@@ -51,7 +51,7 @@ def check(figures):
 
 
 def check_together(computed, cached, server_s):
-    # What the client measures has the way to the server and back on top.
+    # The client's measurements include the network.
     client_s = sum(computed["ttfts"]) + sum(cached["ttfts"])
     assert 0 < server_s <= client_s, f"{client_s} s to the first tokens, {server_s} s by the server"
 

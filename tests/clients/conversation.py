@@ -1,4 +1,4 @@
-"""What the clients of chats say: a conversation about the weather, with a tool that knows it."""
+"""The conversation of the chat clients: about the weather, with a tool that knows it."""
 
 SYSTEM = "You are brief. " * 20
 QUESTION = "How is the weather in Ulm?"

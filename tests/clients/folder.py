@@ -1,7 +1,7 @@
-"""A folder with a tiny model as Hugging Face lays them out, of which clients need the tokenizer.
+"""A folder with a tiny model in Hugging Face's layout, of which clients need the tokenizer.
 
-Its tokens are those of the built-in model: bytes, and the marks after them, the first of which begins every text.
-Its weights are drawn at random, and so is what it says; its chat template knows tools.
+Its tokens are those of the built-in model: bytes, and the marks after them, the first of which
+begins every text. Its weights are random, and so are its answers; its chat template supports tools.
 """
 
 import json
@@ -48,7 +48,7 @@ CHAT_TEMPLATE = """\
 
 
 def make_model(folder):
-    """Fills a folder with all that a server needs."""
+    """Writes all files that a server needs."""
     folder = pathlib.Path(folder)
     make_tokenizer(folder)
     (folder / "config.json").write_text(json.dumps(config()))
@@ -56,7 +56,7 @@ def make_model(folder):
 
 
 def make_tokenizer(folder):
-    """Fills a folder with all that a client needs."""
+    """Writes all files that a client needs."""
     folder = pathlib.Path(folder)
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer()))
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config()))
@@ -130,14 +130,15 @@ def tokenizer_config():
 
 
 def letters_of_bytes():
-    """How the vocabularies of byte-level tokenizers write each byte: as itself where one would see it."""
+    """Returns the characters by which byte-level vocabularies represent each byte: printable bytes
+    represent themselves."""
     seen = {*range(33, 127), *range(161, 173), *range(174, 256)}
     unseen = (chr(BYTES + place) for place in range(BYTES))
     return [chr(byte) if byte in seen else next(unseen) for byte in range(BYTES)]
 
 
 def weights():
-    """The bytes of a safetensors file."""
+    """Returns the bytes of a safetensors file."""
     shapes = {"model.embed_tokens.weight": (VOCABULARY, HIDDEN)}
     for layer in range(LAYERS):
         prefix = f"model.layers.{layer}"
@@ -170,7 +171,7 @@ def values(name, row, shape, draw):
     if len(shape) == 1:
         numbers = [1.0]
     elif name.startswith("lm_head") and not 32 <= row <= 126:
-        # Only readable text: what has no weights is less than the highest of the others.
+        # Only readable text: tokens without weights have logits below the highest of the others.
         numbers = [0.0] * shape[1]
     else:
         numbers = [draw.gauss(0, 0.15) for _ in range(shape[1])]

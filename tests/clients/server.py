@@ -1,4 +1,4 @@
-"""A server to ask, and what it says about itself."""
+"""A server for clients, and its metrics."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ import threading
 import time
 import urllib.request
 
-# Long enough for a machine that does ten other things.
+# Long enough for a busy machine.
 PATIENCE_S = 300
 
 SIZES = ["--device-memory", "128MiB", "--host-memory", "64MiB"]
@@ -17,9 +17,10 @@ SIZES = ["--device-memory", "128MiB", "--host-memory", "64MiB"]
 
 @contextlib.contextmanager
 def server(*arguments, l3="none", sizes=SIZES):
-    """A server on a free port, once it is well, and its address. $TERRACE names the program."""
+    """Starts a server on a free port, waits until it is healthy, and yields its address. $TERRACE
+    names the program."""
     program = os.environ["TERRACE"]
-    # Without a model of their own, clients get answers as long as they ask for.
+    # Without a real model, answers have the requested length.
     command = [program, "serve", "--listen", "127.0.0.1:0", "--random-model", "--l3", l3, "--l3-reserve", "0", *sizes, *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
@@ -32,7 +33,7 @@ def server(*arguments, l3="none", sizes=SIZES):
 
 
 def address_in(process):
-    """The address that the start-up summary names. What is said after it is read and forgotten."""
+    """Returns the address in the start-up summary. Later output is read and dropped."""
     seen = ""
     for line in process.stdout:
         seen += line
@@ -55,7 +56,7 @@ def wait_until_well(address):
 
 
 def metric(address, name):
-    """The sum of all samples of a metric; of one that nothing was counted in yet there may be none."""
+    """Returns the sum of all samples of a metric; a metric without samples counts as 0."""
     with urllib.request.urlopen(f"{address}/metrics", timeout=PATIENCE_S) as page:
         lines = page.read().decode().splitlines()
     samples = [line.split()[1] for line in lines if re.match(rf"{name}(\{{.*\}})? ", line)]
@@ -63,7 +64,7 @@ def metric(address, name):
 
 
 def run(*command, cwd=None, **environment):
-    """Runs a client to its end. Only a failing one is heard."""
+    """Runs a client to its end, and prints its output only if it fails."""
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     done = subprocess.run(
         [str(word) for word in command],

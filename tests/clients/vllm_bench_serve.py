@@ -1,10 +1,11 @@
-"""`vllm bench serve` from vLLM's wheel, without torch and the engine, which measuring a server does not need.
+"""`vllm bench serve` from vLLM's wheel, without torch and the engine, which measuring a server does
+not need.
 
-Everything that makes requests and measures answers is vLLM's own. What it imports about tensors, devices, images,
-sound and adapters is replaced by names that stand for nothing: text needs none of it.
+Everything that makes requests and measures answers is vLLM's own. Its imports for tensors, devices,
+images, sound and adapters are replaced by empty names, which text does not need.
 
-The arguments are those of `vllm bench serve`; `--then` and further arguments make another run, without another
-start of the program.
+The arguments are those of `vllm bench serve`; `--then` and further arguments make another run,
+without another start of the program.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import itertools
 import sys
 import types
 
-# Asks whether torch is there when it is first imported, and must not be deceived.
+# Imported first, because it checks for torch on import and must get the right answer.
 import transformers  # noqa: F401
 
 ABSENT = (
@@ -29,7 +30,7 @@ ABSENT = (
 
 
 class Nothing(type):
-    """A class whose every attribute is another one like it, good for annotations and nothing else."""
+    """A class whose every attribute is a class like it, for use in annotations."""
 
     def __getattr__(cls, name):
         if name.startswith("__"):

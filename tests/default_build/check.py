@@ -1,4 +1,4 @@
-"""Asks the program of the default build for what it has and for what it has not."""
+"""Checks which parts the program of the default build has, and which it lacks."""
 
 import json
 import os

@@ -24,11 +24,11 @@ from terrace_kv.left_out import vllm as vllms
 DOCUMENT = Path(__file__).parents[2] / "docs" / "engine-namespaces.md"
 NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
 Answers = dict[tuple[str, str], str]
-"""By class and field: ``yes``, or ``no`` and why."""
+"""By class and field: ``yes``, or ``no`` and the reason."""
 
 
 def of_vllm() -> list[Answers]:
-    """All configurations that vLLM's own has, each by itself."""
+    """All configuration classes of vLLM, each separately."""
     import vllm.config
 
     for module in pkgutil.iter_modules(vllm.config.__path__):
@@ -60,7 +60,7 @@ def of_vllm() -> list[Answers]:
 
 
 def of_sglang() -> list[Answers]:
-    """The arguments of SGLang's server, by its groups of them."""
+    """The arguments of SGLang's server, by group."""
     from sglang.srt.arg_groups import fields
     from sglang.srt.server_args import ServerArgs
 
@@ -95,7 +95,7 @@ def of_document(engine: str) -> Answers:
 
 
 def unknown(engine: str) -> dict[tuple[str, str], str]:
-    """The fields of the installed version that the document lacks, or of which it says something else."""
+    """The fields of the installed version that the document lacks or describes differently."""
     document = of_document(engine)
     return {
         field: answer for answers in of_engine(engine) for field, answer in answers.items() if document.get(field) != answer

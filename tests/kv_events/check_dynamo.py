@@ -1,5 +1,5 @@
-"""Dynamo's KV indexer follows a server's events. What it believes to be cached is compared with what the server finds
-in its cache when it is asked the same."""
+"""Dynamo's KV indexer follows a server's events. Its view of the cache is compared with the
+server's hits for the same prompts."""
 
 import contextlib
 import json
@@ -34,7 +34,7 @@ def free_port():
 
 @contextlib.contextmanager
 def indexer():
-    """Dynamo's indexer, once it answers, and its address."""
+    """Starts Dynamo's indexer, waits until it answers, and yields its address."""
     address = f"http://127.0.0.1:{(port := free_port())}"
     command = [sys.executable, "-m", "dynamo.indexer", "--port", str(port), "--threads", "1"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -55,7 +55,8 @@ def indexer():
 
 
 def believed(index, tokens, salt=None):
-    """How many tokens of a prompt Dynamo believes to be cached, on device or host."""
+    """Returns the number of a prompt's tokens that Dynamo assumes to be cached, on device or
+    host."""
     question = {"token_ids": tokens, "model_name": MODEL}
     if salt:
         question["cache_salt"] = salt
@@ -64,15 +65,16 @@ def believed(index, tokens, salt=None):
 
 
 def ask(address, tokens, salt=""):
-    """How many tokens of a prompt the server found in its cache."""
+    """Returns the number of a prompt's tokens that the server has found in its cache."""
     body = {"prompt": tokens, "max_tokens": 1, "cache_salt": salt}
     usage = post(f"{address}/v1/completions", body)["usage"]
     return usage["prompt_tokens_details"]["cached_tokens"]
 
 
 def agree(index, address, prompts, what):
-    """Dynamo must believe what the server then finds. The last token of a prompt is computed in any case, so whole
-    pages are asked for with one token more; and what is asked changes the cache, so each is compared by itself."""
+    """Checks that Dynamo's view equals the server's hits. The last token of a prompt is always
+    computed, so whole pages are requested with one token more. A request changes the cache, so
+    prompts are compared one by one."""
     hits = 0
     for tokens in prompts:
         settle(index, address)
@@ -85,7 +87,7 @@ def agree(index, address, prompts, what):
 
 
 def settle(index, address):
-    """Waits until Dynamo has heard all that was told: a prompt that nobody has asked for is the last word."""
+    """Waits until Dynamo has processed all events: a new prompt is the last one."""
     settle.number += 1
     word = [settle.number] * PAGE + [0]
     ask(address, word)
@@ -107,10 +109,10 @@ def main():
     prompts = [random.choice(documents)[:length] for length in lengths]
     arguments = ["--kv-events", events, "--kv-events-replay", replay]
     arguments += ["--kv-events-topic", "kv@pod-1@model", "--kv-events-buffer", "8"]
-    # Room for a part of the documents, so that pages leave device and host again.
+    # Room for a part of the documents, so that pages are evicted from device and host.
     sizes = ["--device-memory", "8MiB", "--host-memory", "12MiB"]
     with server(*arguments, sizes=sizes) as address, indexer() as index:
-        # More is told before Dynamo comes than is kept for those who come late.
+        # More events are published before Dynamo starts than the history keeps.
         for tokens in prompts[:12]:
             ask(address, tokens)
         worker = {"instance_id": 1, "endpoint": events, "replay_endpoint": replay}
@@ -120,7 +122,7 @@ def main():
             assert time.monotonic() < end, "Dynamo did not come"
             time.sleep(0.1)
         time.sleep(0.5)
-        # The last first: the others may be gone.
+        # The last first: the others may be evicted.
         late = agree(index, address, prompts[11::-1], "of what was told before it came")
         assert late > 0, "nothing was cached"
         hits = agree(index, address, prompts, "while pages come and go")

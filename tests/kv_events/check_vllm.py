@@ -1,5 +1,5 @@
-"""vLLM's own classes read what a server tells, and write it again: to the same bytes. Needs an environment with vLLM
-(any build); $TERRACE names the program."""
+"""vLLM's classes decode a server's events and encode them to the same bytes. Needs an environment
+with vLLM (any build); $TERRACE names the program."""
 
 import sys
 import time
@@ -18,7 +18,7 @@ END = (-1).to_bytes(8, "big", signed=True)
 
 
 def told(replay):
-    """Everything that a server has told and keeps, asked for as vLLM's example for subscribers does."""
+    """Returns all events of a server's history, requested as in vLLM's example for subscribers."""
     socket = zmq.Context.instance().socket(zmq.DEALER)
     socket.setsockopt(zmq.RCVTIMEO, 20_000)
     socket.connect(replay)

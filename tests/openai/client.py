@@ -1,4 +1,4 @@
-"""OpenAI's own client against the real server: what people already have works as it is."""
+"""OpenAI's client against the real server: existing code works unchanged."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ TEXT = "The three tiers of a cache are device, host and store. " * 12
 
 @contextlib.contextmanager
 def server(program, *arguments, model=("--random-model",)):
-    """A server on a free port, and its address. Unless another model is given, answers are as long as they are asked for."""
+    """Starts a server on a free port, and yields its address. Unless another model is given, answers have the requested length."""
     with tempfile.TemporaryDirectory() as folder:
         command = [program, "serve", *model, "--listen", "127.0.0.1:0", "--l3", f"disk:{folder}", "--l3-reserve", "0"]
         process = subprocess.Popen(
@@ -35,7 +35,7 @@ def server(program, *arguments, model=("--random-model",)):
 
 
 def address_in(process):
-    """The address that the start-up summary names."""
+    """Returns the address in the start-up summary."""
     seen = ""
     for line in process.stdout:
         seen += line
@@ -159,7 +159,7 @@ def structured(client, model):
     }
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     ended = 0
-    # A model that speaks gibberish may write blanks until it is cut off; then it is no JSON yet.
+    # A model with random weights may write blanks up to its limit; the output is then not JSON.
     for seed in range(16):
         answer = client.chat.completions.create(
             model=model,

@@ -1,8 +1,8 @@
-"""Starts the program as the units and the Dockerfile in `packaging/` do, and stops it as they would; looks at what crates
-are published with.
+"""Starts and stops the program as the units and the Dockerfile in `packaging/` do, and checks the
+metadata of published crates.
 
-No daemon is needed: the lines are read from the files and carried out here, with folders and ports of the test's own in
-place of those of a machine.
+No daemon is needed: the lines are read from the files and carried out here, with temporary folders
+and free ports in place of those of a machine.
 """
 
 import json
@@ -40,10 +40,10 @@ def is_well(port: int) -> bool:
 
 
 class Running:
-    """A program that is well when the block begins, and must end by itself when it is told to stop."""
+    """A program that is healthy when the block starts, and must exit when it is asked to stop."""
 
     def __init__(self, command: list[str], variables: dict[str, str], health_port: int) -> None:
-        # What is set where the test runs is not set where the package does.
+        # Variables of the test's environment are not set where the package runs.
         clean = {name: value for name, value in os.environ.items() if not name.startswith("TERRACE_")}
         self.command = command
         self.process = subprocess.Popen(command, env=clean | variables, stderr=subprocess.PIPE, text=True)
@@ -69,7 +69,7 @@ class Running:
 
 
 def settings_of(unit: Path) -> dict[str, list[str]]:
-    """The settings of a unit by their names; a name may come several times."""
+    """The settings of a unit by name; a name may occur several times."""
     settings: dict[str, list[str]] = {}
     for line in unit.read_text().splitlines():
         if "=" in line and not line.startswith("#"):
@@ -95,7 +95,7 @@ def check_unit(unit: Path, terrace: str, files: dict[str, Path], own: list[str],
 
 
 def check_folder(unit: Path, setting: str, root: str, configured: str) -> None:
-    """The folder that a configuration names is one that its unit makes, and may write to."""
+    """Checks that the folder in a configuration is created by its unit and writable."""
     folders = [f"{root}/{name}" for name in settings_of(unit)[setting]]
     assert any(configured == folder or configured.startswith(f"{folder}/") for folder in folders), (
         f"{unit} may not write to {configured}"
@@ -158,7 +158,7 @@ def check_image(terrace: str, scratch: Path) -> None:
 
 
 def check_crates() -> None:
-    """What cargo does not ask of a crate that is published, and its users do."""
+    """Checks metadata of published crates that cargo does not require and users need."""
     published = 0
     for member in tomllib.loads(Path("Cargo.toml").read_text())["workspace"]["members"]:
         folder = Path(member)

@@ -1,5 +1,5 @@
-//! What tests of the engine share: a model that notices every wrong page, and devices, models and
-//! stores that fail at random.
+//! Shared parts of the engine's tests: a model that detects every wrong page, and devices, models
+//! and stores that fail at random.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ mod toy;
 pub use flaky::{Chance, FlakyDevice, FlakyModel, FlakyStore, LateDevice};
 pub use toy::{PAGE_SIZE, ToyModel, toy_answer};
 
-/// The engine's figures once something holds for them.
+/// Waits until the engine's figures satisfy a condition, and returns them.
 pub async fn figures_when(
     engine: &Engine,
     what: &str,

@@ -1,5 +1,5 @@
-//! What the tests across crates share: a [`World`] in which pages have bytes, and [`run`], which
-//! executes scripts in it and returns a trace of what happened.
+//! Shared parts of the tests across crates: a [`World`] in which pages have bytes, and [`run`],
+//! which executes scripts in it and returns a trace.
 
 pub mod engine;
 pub mod l3;
@@ -8,7 +8,8 @@ mod script;
 pub mod sim;
 mod world;
 
-/// Whether tests that sample should sample more: `scripts/test --everything` asks for it.
+/// Returns whether sampling tests should take more samples, as `scripts/test --everything`
+/// requests.
 #[must_use]
 pub fn thorough() -> bool {
     std::env::var_os("TERRACE_THOROUGH").is_some()
@@ -17,7 +18,8 @@ pub fn thorough() -> bool {
 pub use script::run;
 pub use world::{Damage, Object, Transfer, World, WrongPage};
 
-/// The examples of the documentation. They stand here because crates that are published have nothing of outside their folders.
+/// Examples of the documentation. They are here because published crates do not refer to files
+/// outside their folders.
 #[cfg(doctest)]
 mod documentation {
     #[doc = include_str!("../../docs/feature-store.md")]

@@ -1,7 +1,7 @@
-//! A real Mooncake cluster on this machine, for as long as a test wants it.
+//! A real Mooncake cluster on this machine, for the duration of a test.
 //!
-//! Its programs bind ports on every interface, so tests that use them run in a network namespace of
-//! their own: `scripts/test-mooncake` makes one and says where programs and library are.
+//! Its programs bind ports on every interface, so tests that use them run in a separate network
+//! namespace. `scripts/test-mooncake` creates it and passes the locations of programs and library.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -10,21 +10,21 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// What a cluster is like.
+/// Options of a cluster.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// How many storage nodes.
+    /// Number of storage nodes.
     pub nodes: usize,
-    /// How much memory each offers.
+    /// Memory of each node.
     pub node_mib: u64,
-    /// How long a lease lasts.
+    /// Lease duration.
     pub lease_ms: u64,
-    /// After how long the master forgets a put that has not ended, and others may put the same key; as
-    /// usual if `None`.
+    /// Timeout of an unfinished put in the master, after which the key can be put again; the
+    /// default if `None`.
     pub unfinished_s: Option<u64>,
-    /// Whether the master is of an older version than the library. Nodes do not work with it either.
+    /// True if the master is older than the library. Nodes do not work with it.
     pub has_older_master: bool,
-    /// Whether those who use the cluster find each other by a server of metadata, and not by themselves.
+    /// True if members find each other by a metadata server instead of peer to peer.
     pub has_metadata_server: bool,
 }
 
@@ -41,11 +41,11 @@ impl Default for Options {
     }
 }
 
-/// A master and storage nodes. They are killed when this is dropped.
+/// A master and storage nodes. They are killed on drop.
 #[derive(Debug)]
 pub struct Cluster {
     options: Options,
-    /// Where its processes run, if not where the test does.
+    /// Network namespace of its processes, if separate.
     apart: Option<Apart>,
     host: String,
     master_port: u16,
@@ -62,22 +62,22 @@ impl Cluster {
     /// Starts a cluster beside the test.
     ///
     /// # Panics
-    /// When it does not come up, or nobody said where its programs are.
+    /// Panics if it does not start or the locations of its programs are not set.
     #[must_use]
     pub fn start(options: Options) -> Self {
         Self::start_at(options, None)
     }
 
-    /// Starts a cluster in a network namespace of its own, from which it can be cut off.
+    /// Starts a cluster in a separate network namespace, from which it can be disconnected.
     ///
     /// # Panics
-    /// As [`Cluster::start`], or when there can be no such namespace.
+    /// Same as [`Cluster::start`], and if the namespace cannot be created.
     #[must_use]
     pub fn start_apart(options: Options) -> Self {
         Self::start_at(options, Some(Apart::new()))
     }
 
-    /// A cluster that has its address, and nothing else yet.
+    /// Creates a cluster that has an address and no processes yet.
     #[must_use]
     pub fn to_come(options: Options) -> Self {
         Self::at(options, None)
@@ -100,7 +100,7 @@ impl Cluster {
     /// Starts the master and all storage nodes.
     ///
     /// # Panics
-    /// When they do not come up.
+    /// Panics if they do not start.
     pub fn start_all(&mut self) {
         self.start_master();
         for node in 0..self.options.nodes {
@@ -108,13 +108,13 @@ impl Cluster {
         }
     }
 
-    /// HOST:PORT of the master.
+    /// Returns HOST:PORT of the master.
     #[must_use]
     pub fn address(&self) -> String {
         format!("{}:{}", self.host, self.master_port)
     }
 
-    /// Where those who use it find each other.
+    /// Returns the address of the metadata service.
     #[must_use]
     pub fn metadata(&self) -> String {
         if self.options.has_metadata_server {
@@ -124,10 +124,10 @@ impl Cluster {
         }
     }
 
-    /// Asks the master about itself: `/metrics`, or `/get_all_keys`, a key in a line.
+    /// Queries the master: `/metrics`, or `/get_all_keys`, one key per line.
     ///
     /// # Panics
-    /// When it does not answer.
+    /// Panics if it does not answer.
     #[must_use]
     pub fn ask(&self, path: &str) -> String {
         let mut answer = Vec::new();
@@ -142,10 +142,10 @@ impl Cluster {
         body.to_owned()
     }
 
-    /// Starts the master, or starts it again: it remembers nothing.
+    /// Starts or restarts the master, without its former state.
     ///
     /// # Panics
-    /// When it does not come up.
+    /// Panics if it does not start.
     pub fn start_master(&mut self) {
         let older = self.options.has_older_master;
         let programs =
@@ -170,12 +170,12 @@ impl Cluster {
         }
     }
 
-    /// Starts a storage node, or starts it again.
+    /// Starts or restarts a storage node.
     ///
     /// # Panics
-    /// When it does not come up.
+    /// Panics if it does not start.
     pub fn start_node(&mut self, node: usize) {
-        // Another process may take a port between its choice and its use: then the node ends.
+        // Another process may take the port between its selection and its use; the node then exits.
         for _ in 0..PORTS_TRIED {
             let port = free_port();
             let mut command =
@@ -199,50 +199,50 @@ impl Cluster {
         panic!("the node ended {PORTS_TRIED} times before it listened");
     }
 
-    /// Ends the master as a power cut would.
+    /// Kills the master without a shutdown.
     ///
     /// # Panics
-    /// When it does not run.
+    /// Panics if it is not running.
     pub fn kill_master(&mut self) {
         end(&mut self.master.take().expect("the master runs"));
     }
 
-    /// Ends a storage node as a power cut would.
+    /// Kills a storage node without a shutdown.
     ///
     /// # Panics
-    /// When it does not run.
+    /// Panics if it is not running.
     pub fn kill_node(&mut self, node: usize) {
         end(&mut self.nodes[node].take().expect("the node runs"));
     }
 
-    /// Cuts the network between the test and the cluster.
+    /// Disconnects the test from the cluster.
     ///
     /// # Panics
-    /// When the cluster is not apart.
+    /// Panics if the cluster is not in a separate namespace.
     pub fn cut(&self) {
         self.apart.as_ref().expect("it is apart").link("down");
     }
 
-    /// Joins what was cut.
+    /// Reconnects the cluster.
     ///
     /// # Panics
-    /// When the cluster is not apart.
+    /// Panics if the cluster is not in a separate namespace.
     pub fn join(&self) {
         self.apart.as_ref().expect("it is apart").link("up");
     }
 
-    /// Has a storage node do nothing until it is woken: transfers to it hang.
+    /// Freezes a storage node: transfers to it hang.
     ///
     /// # Panics
-    /// When it does not run.
+    /// Panics if it is not running.
     pub fn suspend_node(&self, node: usize) {
         self.signal_node(node, "-STOP");
     }
 
-    /// Has a storage node that was suspended go on.
+    /// Resumes a frozen storage node.
     ///
     /// # Panics
-    /// When it does not run.
+    /// Panics if it is not running.
     pub fn wake_node(&self, node: usize) {
         self.signal_node(node, "-CONT");
     }
@@ -258,7 +258,7 @@ impl Cluster {
             None => Command::new(program),
             Some(Apart { namespace, .. }) => {
                 let mut command = Command::new("ip");
-                // `ip netns exec` becomes the program, so killing the one kills the other.
+                // `ip netns exec` replaces itself with the program, so a kill reaches the program.
                 command.args(["netns", "exec", namespace]).arg(program);
                 command
             }
@@ -277,19 +277,19 @@ impl Drop for Cluster {
     }
 }
 
-/// How bytes travel.
+/// Transport of transfers.
 #[derive(Clone, Debug)]
 pub struct Transport {
-    /// The address that nodes listen at.
+    /// Address that nodes listen on.
     host: String,
     /// tcp or rdma.
     pub protocol: String,
-    /// The adapter, if it is rdma.
+    /// Name of the RDMA adapter, if any.
     pub device: String,
 }
 
-/// TCP on this machine; or, where `TERRACE_MOONCAKE_RDMA` has an adapter and the address of its network as in
-/// `rxe0@10.77.0.1`, RDMA.
+/// Returns TCP on this machine or, if `TERRACE_MOONCAKE_RDMA` names an adapter and its address, as
+/// in `rxe0@10.77.0.1`, RDMA.
 #[must_use]
 pub fn transport() -> Transport {
     let (protocol, device, host) = match std::env::var("TERRACE_MOONCAKE_RDMA").ok() {
@@ -302,32 +302,31 @@ pub fn transport() -> Transport {
     Transport { host, protocol: protocol.to_owned(), device }
 }
 
-/// The library that tests open.
+/// Returns the library that tests load.
 ///
 /// # Panics
-/// When nobody said where it is.
+/// Panics if its location is not set.
 #[must_use]
 pub fn library() -> PathBuf {
     setting("TERRACE_MOONCAKE_LIBRARY")
 }
 
-/// A free port.
+/// Returns a free port.
 ///
 /// # Panics
-/// When there is none.
+/// Panics if there is none.
 #[must_use]
 pub fn free_port() -> u16 {
-    // From the range that the system gives to outgoing connections, which the cluster's own choice of
-    // ports stays below.
+    // From the ephemeral range, which is above the ports that the cluster selects itself.
     TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).expect("a port is free").port()
 }
 
-/// A network namespace with one link to that of the test.
+/// A network namespace with one link to the test's namespace.
 #[derive(Debug)]
 struct Apart {
     namespace: String,
     near_link: String,
-    /// The address at the far end.
+    /// Address at the far end.
     far: String,
 }
 
@@ -359,7 +358,7 @@ impl Apart {
 
 impl Drop for Apart {
     fn drop(&mut self) {
-        // A link does not go with its namespace at once.
+        // A link is not removed with its namespace at once.
         let _ = Command::new("ip").args(["link", "del", &self.near_link]).status();
         let _ = Command::new("ip").args(["netns", "del", &self.namespace]).status();
     }
@@ -378,19 +377,19 @@ fn setting(name: &str) -> PathBuf {
 fn wait_for(address: &str) {
     let until = Instant::now() + PATIENCE;
     while TcpStream::connect(address).is_err() {
-        assert!(Instant::now() < until, "nobody listens at {address}");
+        assert!(Instant::now() < until, "no process listens at {address}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// Waits until a process listens. Returns false if it ends before.
+/// Waits until a process listens. Returns false if it exits first.
 fn comes_up(process: &mut Child, address: &str) -> bool {
     let until = Instant::now() + PATIENCE;
     while TcpStream::connect(address).is_err() {
         if process.try_wait().expect("the process is ours").is_some() {
             return false;
         }
-        assert!(Instant::now() < until, "nobody listens at {address}");
+        assert!(Instant::now() < until, "no process listens at {address}");
         std::thread::sleep(Duration::from_millis(20));
     }
     true

@@ -1,32 +1,32 @@
-//! Scripts: short texts that a person can read, played in a [`World`], with a trace of all that
-//! happened. The audit runs after every line.
+//! Scripts: short readable texts, run in a [`World`], with a trace of the results. The audit runs
+//! after every line.
 //!
-//! Comments (`#`) and settings are repeated as they are. Below each other line stand the plan or the
-//! errors it brought, the changes of state, how much of each prompt is now on device and (behind
-//! that) on host, and how many pages each tier has in use; `held` are those that cannot be evicted
-//! at present.
+//! Comments (`#`) and settings are copied to the trace. Every other line is followed by the
+//! resulting plan or errors, the changes of state, the cached length of each prompt on device and
+//! (behind that) on host, and the number of pages in use by tier; `held` pages cannot be evicted at
+//! present.
 //!
 //! | line | what it does |
 //! |---|---|
 //! | `set KEY = VALUE` | a setting, as in a configuration file; before anything else |
-//! | `submit ID TOKENS new=N` | and `priority=N`, `adapter=X`, `salt=X`, `computes_prompt=true`, `waits_for_tokens=true`, `passage=3..7:ab` (what these positions stand for, in hexadecimal digits), `reads=TIER` and `writes=TIER` (`nothing`, `device`, `host` or `l3`: how far), `whole=3..7` or `whole=3..7:ab` (not to be cut), `siblings=r2,r3` (further answers to the same prompt); TOKENS like `1-8+100-103` |
-//! | `run ID TOKENS new=N` | `submit`, then plans, steps and `done` until nothing is left to do; its plans are not shown |
-//! | `abort ID` | calls a request off |
-//! | `priority ID N` | it is as urgent as this from now on |
+//! | `submit ID TOKENS new=N` | and `priority=N`, `adapter=X`, `salt=X`, `computes_prompt=true`, `waits_for_tokens=true`, `passage=3..7:ab` (content of these positions, in hexadecimal digits), `reads=TIER` and `writes=TIER` (`nothing`, `device`, `host` or `l3`: how far), `whole=3..7` or `whole=3..7:ab` (not to be cut), `siblings=r2,r3` (further answers to the same prompt); TOKENS like `1-8+100-103` |
+//! | `run ID TOKENS new=N` | `submit`, then plans, steps and `done` until idle; its plans are not shown |
+//! | `abort ID` | cancels a request |
+//! | `priority ID N` | sets the priority of a request |
 //! | `last ID` | its next tokens are its last |
-//! | `plan` | asks for a plan and starts what it says |
+//! | `plan` | requests a plan and starts it |
 //! | `compute` | performs the first step in flight |
 //! | `step` | `plan`, then `compute` |
 //! | `break`, `break ID` | the first step in flight fails, or one request's part of it |
 //! | `done OP`, `partial OP N`, `missing OP`, `failed OP`, `corrupt OP`, `corrupt OP N`, `called-off OP N`, `timeout OP` | the outcome of an operation; `rank=N` for one rank of several, otherwise all |
-//! | `unreported done OP`, … | what comes of a load-back, before that is reported: a step may read its pages |
+//! | `unreported done OP`, … | the result of a load-back, before it is reported: a step may read its pages |
 //! | `wait MS` | time passes |
-//! | `accept N` | decodes accept N tokens at the most |
+//! | `accept N` | decodes accept at most N tokens |
 //! | `forget`, `forget KEY` | L3 loses everything, or one page: its key as the trace shows it |
-//! | `clear` | the cache forgets everything that nobody holds |
-//! | `deadline` | prints when the scheduler wants to be asked again |
-//! | `events` | prints the KV events with their numbers, or, if some were lost, all that is held |
-//! | `completed` | prints who was told to have all its tokens by the last plan |
+//! | `clear` | evicts all unpinned pages |
+//! | `deadline` | prints the scheduler's next deadline |
+//! | `events` | prints the KV events with their numbers, or a snapshot, if some were lost |
+//! | `completed` | prints the requests that the last plan reported as complete |
 //! | `stats KEY…` | prints counters |
 
 use std::fmt::Write;
@@ -39,13 +39,14 @@ use terrace_scheduler::{
 
 use crate::world::World;
 
-/// Plays a script and tells what happened.
+/// Runs a script and returns its trace.
 ///
 /// # Errors
-/// What is wrong with the script.
+/// Returns the error in the script.
 ///
 /// # Panics
-/// If an audit fails or the engine reads a wrong page: then Terrace is broken, not the script.
+/// Panics if an audit fails or the engine reads a wrong page: then Terrace has a bug, not the
+/// script.
 pub fn run(script: &str) -> Result<String, String> {
     let lines = || script.lines().map(str::trim).filter(|line| !line.is_empty());
     let settings: String = lines()
@@ -63,10 +64,10 @@ pub fn run(script: &str) -> Result<String, String> {
         trace: String::new(),
     };
     player.in_use = player.pages_in_use();
-    // Events are followed from the beginning.
+    // Events are recorded from the start.
     player.world.scheduler.drain_kv_events(&mut player.events);
     for line in lines() {
-        // Comments and settings are part of the trace, so that it explains itself.
+        // Comments and settings explain the trace.
         if line.starts_with('#') || line.starts_with("set ") {
             writeln!(player.trace, "{line}").expect("writing to a string");
             continue;
@@ -80,9 +81,9 @@ pub fn run(script: &str) -> Result<String, String> {
 
 struct Player {
     world: World,
-    /// The prompts seen, to tell how much of each is cached.
+    /// Prompts so far, whose cached lengths are traced.
     prompts: Vec<Prompt>,
-    /// How many pages each tier has in use, as last told.
+    /// Pages in use by tier, as last traced.
     in_use: String,
     events: KvEvents,
     trace: String,
@@ -175,7 +176,7 @@ impl Player {
         Ok(())
     }
 
-    /// Transitions, changes of what is cached, and the audit.
+    /// Traces transitions and changes of the cache, and runs the audit.
     fn after_line(&mut self) {
         let transitions: Vec<_> = self.world.scheduler.drain_trace().collect();
         for transition in transitions {
@@ -214,7 +215,7 @@ impl Player {
         words.join(", ")
     }
 
-    /// L3 loses the page whose key begins like this.
+    /// Removes the page from L3 whose key starts with a text.
     fn forget(&mut self, start_of_key: &str) -> Result<(), String> {
         let key = self.world.l3.keys().copied().find(|&key| short(key) == start_of_key);
         self.world.l3.remove(&key.ok_or("L3 has no such page")?);
@@ -273,7 +274,7 @@ impl Player {
         }
     }
 
-    /// Does what the plans say, and does it well, until they say nothing any more.
+    /// Executes plans successfully until the scheduler is idle.
     fn run_until_idle(&mut self) {
         let ranks = self.world.scheduler.config().model.ranks;
         loop {
@@ -366,7 +367,7 @@ impl Player {
     }
 }
 
-/// A plan in words, in its own order.
+/// Formats a plan, in its order.
 pub(crate) fn describe(plan: &Plan) -> String {
     let mut text = String::new();
     let mut line = |words: String| writeln!(text, "  {words}").expect("writing to a string");
@@ -428,7 +429,7 @@ pub(crate) fn describe(plan: &Plan) -> String {
     text
 }
 
-/// The adapter of a row, if it has one.
+/// Formats the adapter of a row, if it has one.
 fn with(adapter: AdapterId) -> String {
     if adapter.is_none() { String::new() } else { format!(" with adapter {}", adapter.0) }
 }
@@ -437,7 +438,7 @@ fn pages<T: std::fmt::Debug>(pages: &[T]) -> String {
     pages.iter().map(|page| format!("{page:?}")).collect::<Vec<_>>().join(" ")
 }
 
-/// Tokens as a script writes them.
+/// Formats tokens as in a script.
 fn ranges(tokens: &[Token]) -> String {
     let runs = tokens.chunk_by(|a, b| a + 1 == *b);
     let run = |run: &[Token]| match run {
@@ -471,7 +472,7 @@ fn parse<N: std::str::FromStr>(word: &str) -> Result<N, String> {
     word.parse().map_err(|_| format!("{word} is not a number here"))
 }
 
-/// `3..7` or `3..7:ab`: positions, and what they stand for.
+/// Parses `3..7` or `3..7:ab`: positions, and their content.
 fn passage(text: &str, is_whole: bool) -> Result<Passage, String> {
     let (positions, content) = text.split_once(':').map_or((text, None), |(p, c)| (p, Some(c)));
     let (start, end) = positions.split_once("..").ok_or("a passage is written like 3..7:ab")?;
@@ -484,7 +485,7 @@ fn tier(text: &str) -> Result<Reach, String> {
     serde_json::from_value(text.into()).map_err(|error| error.to_string())
 }
 
-/// `1-8+100-103` is 1 to 8, then 100 to 103; `none` is no token.
+/// Parses tokens: `1-8+100-103` is 1 to 8, then 100 to 103; `none` is no token.
 fn tokens(text: &str) -> Result<Vec<Token>, String> {
     if text == "none" {
         return Ok(Vec::new());

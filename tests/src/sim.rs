@@ -1,5 +1,5 @@
-//! The simulator: worlds drawn from seeds, with load and faults, in which every byte that an engine
-//! reads is checked.
+//! The simulator: random worlds with load and faults, in which every byte that an engine reads is
+//! checked.
 
 mod action;
 mod decode;
@@ -19,7 +19,7 @@ pub use decode::decode;
 pub use faults::{FaultCounts, FaultKind};
 pub use regression::{read_story, write_story};
 pub use shrink::{replay_actions, shrink};
-pub use simulation::{Fate, Life, live, panic_message};
+pub use simulation::{RunOptions, RunResult, panic_message, run_world};
 pub use stage::{Stage, Violation};
-pub use story::tell;
+pub use story::trace_seed;
 pub use swarm::{Load, Swarm};

@@ -1,9 +1,9 @@
 //! A world for the scheduler: arenas with bytes, an L3 store, and an engine that checks every page
 //! it reads.
 //!
-//! What belongs at a position of a sequence is a function of the namespace and of all tokens up to
-//! it, so a wrong page cannot go unnoticed. Transfers move bytes when their outcome arrives, copies
-//! of pages also before, layer by layer; they leave rubbish where they fail.
+//! The right content of a position is a function of the namespace and of all tokens up to it, so
+//! every wrong page is detected. Transfers move bytes when their outcome is reported; copies of
+//! pages can also move earlier, layer by layer. Failed transfers leave invalid bytes.
 
 mod copies;
 mod memory;
@@ -25,15 +25,15 @@ use copies::Arrival;
 pub(crate) use memory::LAYERS;
 use memory::{Arena, Kv, RUBBISH, in_layer};
 
-/// What is produced from rubbish.
+/// Token produced from invalid KV.
 const RUBBISH_TOKEN: Token = 0xDEAD;
 
-/// The engine read something that does not belong to the tokens in hand.
+/// The engine read KV that does not belong to its tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WrongPage {
-    /// Who read it.
+    /// Reading request.
     pub request: RequestId,
-    /// At which position.
+    /// Position.
     pub position: u32,
 }
 
@@ -43,7 +43,7 @@ impl fmt::Display for WrongPage {
     }
 }
 
-/// What L3 stores under a key: the bytes, and what a reader needs to tell whether they are right.
+/// An object in L3: its bytes, and the data for their verification.
 #[derive(Clone, Debug)]
 pub struct Object {
     key: PageKey,
@@ -53,14 +53,14 @@ pub struct Object {
     kv: Kv,
 }
 
-/// How the read of one object goes wrong. The driver's checks notice all of these.
+/// Kind of a damaged read. The driver's checks detect all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Damage {
-    /// Fewer bytes than asked for.
+    /// Fewer bytes than requested.
     ShortRead,
-    /// A bit is not what it was.
+    /// A flipped bit.
     FlippedBit,
-    /// Another page lies under the key.
+    /// Another page's content.
     WrongPage,
     /// An object from before the store was wiped.
     StaleGeneration,
@@ -73,7 +73,7 @@ pub enum Transfer {
     LoadBack(Vec<HostPage>, Vec<DevicePage>),
     /// Device to host.
     WriteBack(Vec<DevicePage>, Vec<HostPage>),
-    /// Which of these L3 has.
+    /// Lookup in L3.
     Probe(Vec<PageKey>),
     /// L3 to host.
     Prefetch(Vec<PageKey>, Vec<HostPage>),
@@ -82,7 +82,7 @@ pub enum Transfer {
 }
 
 impl Transfer {
-    /// How many pages it is about.
+    /// Returns the number of its pages.
     #[must_use]
     pub fn pages(&self) -> usize {
         match self {
@@ -92,99 +92,99 @@ impl Transfer {
     }
 }
 
-/// What one request does in a step in flight.
+/// Part of one request in a step in flight.
 #[derive(Clone, Debug)]
 struct Member {
     request: RequestId,
     start: u32,
     tokens: u32,
     produces: bool,
-    /// Whose token it starts from, if it was not known when the step was planned.
+    /// Source of its first token, if it was unknown when the step was planned.
     input: Option<(StepId, u32)>,
-    /// What belongs at each position so far.
+    /// Right content of each position so far.
     expected: Vec<u64>,
     row: Vec<DevicePage>,
-    /// The load-back that brings some of what it reads.
+    /// The load-back that supplies some of its pages.
     waits_for: Option<OpId>,
-    /// What it follows has failed: it computes rubbish.
-    in_vain: bool,
-    /// It had all its tokens in a step before, if that has not taken effect yet.
+    /// True if its input has failed, so that its results are invalid.
+    is_invalid: bool,
+    /// True if an earlier step produced its last token and has not been reported yet.
     has_ended: bool,
 }
 
-/// A step that was launched.
+/// A launched step.
 #[derive(Debug)]
 struct Step {
     id: StepId,
     members: Vec<Member>,
-    /// The layers that the device is through with.
+    /// Number of layers that the device has executed.
     layers: usize,
-    /// How many tokens decodes accept, as it was when the device began with it.
+    /// Largest number of accepted tokens when the device started it.
     accepted_tokens: u32,
-    /// What each of them has produced, once the device is through with it.
+    /// Tokens of each member, once the device has executed it.
     produced: Option<Vec<Vec<Token>>>,
 }
 
-/// The scheduler with everything around it.
+/// A scheduler and its simulated environment.
 #[derive(Debug)]
 pub struct World {
     /// The scheduler.
     pub scheduler: Scheduler,
-    /// The present moment.
+    /// Current time.
     pub now: Time,
-    /// Requests whose next tokens are to be their last.
+    /// Requests that stop at their next tokens.
     pub finishing: BTreeSet<RequestId>,
-    /// How many tokens a decode accepts of those it may produce, or a step and its repetitions produce.
+    /// Number of tokens accepted of a decode's drafts or of repeated steps.
     pub accepted_tokens: u32,
     /// Operations without a final outcome.
     pub transfers: BTreeMap<OpId, Transfer>,
     /// The pages that L3 holds.
     pub l3: BTreeMap<PageKey, Object>,
-    /// Digests of the prefixes of pages that operations move from or to L3.
+    /// Prefix digests of pages that operations move from or to L3.
     prefixes: BTreeMap<OpId, Vec<PrefixDigest>>,
-    /// Which operations have moved their bytes, on which rank.
+    /// Operations that have moved their bytes, by rank.
     moved: BTreeSet<(OpId, u32)>,
-    /// What came of copies, reported or not, on which rank.
+    /// Results of copies by rank, reported or not.
     arrivals: BTreeMap<(OpId, u32), Arrival>,
-    /// Load-backs that were reported as they went, though the host's memory had gone bad.
+    /// Load-backs that were reported as successful though their host pages were invalid.
     misread: BTreeSet<OpId>,
-    /// The load-backs that prefills were last planned to wait for.
+    /// The load-back that each prefill was last planned to wait for.
     awaited: BTreeMap<RequestId, OpId>,
-    /// The generation of what is stored from now on; objects of another are stale.
+    /// Generation of new objects; objects of another generation are stale.
     generation: u32,
     page_size: usize,
     device: Arena<Device>,
     host: Arena<Host>,
     rows: Vec<Vec<DevicePage>>,
     expected: BTreeMap<RequestId, Vec<u64>>,
-    /// Passages whose tokens attend to each other, so that none can be computed without all.
+    /// Passages with bidirectional attention, which must be computed as a whole.
     whole: BTreeMap<RequestId, Vec<Passage>>,
-    /// What requests read and write where they do not use all tiers.
+    /// Requests that do not use all tiers, with their sequences.
     limited: BTreeMap<RequestId, (Request, Sequence)>,
-    /// The last words of pages that some request may write, by how far.
+    /// Last words of pages that some request may write, by tier.
     writable: [BTreeSet<u64>; 3],
-    /// A page that went farther than anybody wrote it, or was read from where it was not to be read.
+    /// A page written to or read from a tier that the request does not use.
     overreach: Option<String>,
-    /// The requests as they were submitted.
+    /// Submitted requests.
     requests: BTreeMap<RequestId, Request>,
-    /// What the model computes with.
+    /// Fingerprint of the model's weights.
     weights: String,
     /// Steps in flight, in order.
     steps: VecDeque<Step>,
-    /// What the rows of the step that ended last have produced.
+    /// Tokens of the rows of the step that ended last.
     outputs: (Option<StepId>, Vec<Vec<Token>>),
-    /// A row of a step that was not what the scheduler meant when it was planned.
+    /// A row that differed from the scheduler's when its step was planned.
     wrong_row: Option<RequestId>,
-    /// Who was told a token that does not follow its others.
+    /// A request that got a token that does not follow its others.
     wrong_token: Option<RequestId>,
     plan: Plan,
 }
 
 impl World {
-    /// An empty world.
+    /// Creates an empty world.
     ///
     /// # Errors
-    /// If the configuration cannot work.
+    /// Fails if the configuration is invalid.
     pub fn new(config: Config) -> Result<Self, ConfigError> {
         let page_size = config.cache.page_size as usize;
         Ok(Self {
@@ -222,7 +222,7 @@ impl World {
     /// Submits a request, with its siblings.
     ///
     /// # Errors
-    /// As the scheduler says.
+    /// Returns the error of the scheduler.
     pub fn submit(&mut self, request: Request) -> Result<(), SubmitError> {
         let expected = self.expected_of(&request, &request.prompt);
         let mut whole = request.passages.clone();
@@ -249,9 +249,9 @@ impl World {
         Ok(())
     }
 
-    /// What belongs at each position of a request with these tokens.
+    /// Returns the right content of each position of a request with these tokens.
     fn expected_of(&self, request: &Request, tokens: &[Token]) -> Vec<u64> {
-        // Not the scheduler's own idea of a namespace: that may be what is wrong.
+        // Computed independently of the scheduler's namespaces, which may be wrong.
         let namespace = format!("{}/{}/{}", self.weights, request.adapter, request.salt);
         let start = namespace.bytes().fold(1, |word, byte| mix(word, byte.into()));
         let mut expected = Vec::new();
@@ -259,10 +259,10 @@ impl World {
         expected
     }
 
-    /// The model computes with other weights: other KV belongs to everything.
+    /// Replaces the model's weights: the right content of all positions changes.
     ///
     /// # Errors
-    /// As the scheduler says.
+    /// Returns the error of the scheduler.
     pub fn replace_weights(&mut self, weights: &str) -> Result<(), StepsInFlight> {
         self.scheduler.replace_weights(self.now, weights)?;
         weights.clone_into(&mut self.weights);
@@ -282,7 +282,7 @@ impl World {
         Ok(())
     }
 
-    /// Asks for a plan and starts what it says.
+    /// Requests a plan and starts it.
     pub fn plan(&mut self) -> &Plan {
         let mut plan = std::mem::take(&mut self.plan);
         self.scheduler.plan_into(self.now, &mut plan);
@@ -298,11 +298,11 @@ impl World {
             let host = plan.host_pages(copy).to_vec();
             let transfer = match copy.direction {
                 CopyDirection::LoadBack => {
-                    self.device.spoil(&device);
+                    self.device.invalidate(&device);
                     Transfer::LoadBack(host, device)
                 }
                 CopyDirection::WriteBack => {
-                    self.host.spoil(&host);
+                    self.host.invalidate(&host);
                     Transfer::WriteBack(device, host)
                 }
             };
@@ -315,7 +315,7 @@ impl World {
             let transfer = match op.kind {
                 L3Kind::Probe => Transfer::Probe(keys),
                 L3Kind::Prefetch => {
-                    self.host.spoil(&pages);
+                    self.host.invalidate(&pages);
                     self.check_keys(op.op, &keys);
                     Transfer::Prefetch(keys, pages)
                 }
@@ -349,7 +349,7 @@ impl World {
         &self.plan
     }
 
-    /// The plan that was made last.
+    /// Returns the last plan.
     #[must_use]
     pub fn last_plan(&self) -> &Plan {
         &self.plan
@@ -364,16 +364,16 @@ impl World {
             input: None,
             expected: self.expected[&request].clone(),
             row: self.rows[slot.0 as usize].clone(),
-            // A decode reads what its prefill has waited for.
+            // A decode reads pages that its prefill has waited for.
             waits_for: self.awaited.get(&request).copied(),
-            in_vain: false,
+            is_invalid: false,
             has_ended: false,
         };
         let prefills = plan
             .prefills
             .iter()
             .map(|p| member(p.request, p.slot, p.start, p.tokens, p.produces_token));
-        // Repetitions of a step are like drafts of which each is right.
+        // Repetitions of a step are like drafts that are all accepted.
         let decodes = plan.decodes.iter().map(|d| Member {
             input: plan.behind.zip(d.input),
             ..member(d.request, d.slot, d.start, d.tokens + plan.repeats_max, true)
@@ -381,7 +381,7 @@ impl World {
         prefills.chain(decodes).collect()
     }
 
-    /// The request has ended: what was known about it is not needed any more.
+    /// Drops the state of an ended request.
     pub fn forget_request(&mut self, request: RequestId) {
         self.expected.remove(&request);
         self.whole.remove(&request);
@@ -391,16 +391,16 @@ impl World {
         self.awaited.remove(&request);
     }
 
-    /// Compares the rows that the engine has built from changes with what the scheduler means.
+    /// Compares the engine's rows, built from changes, with the scheduler's.
     ///
     /// # Errors
-    /// A running request whose row in a step is not what it should be.
+    /// Returns a running request whose row in a step differs.
     pub fn check_rows(&self) -> Result<(), RequestId> {
         if let Some(request) = self.wrong_row {
             return Err(request);
         }
-        // A step behind another, or with pages that were still loaded, may have been planned with pages that were
-        // others' too, as it turned out.
+        // A step behind another, or with pages in flight, may be planned with pages that turn out
+        // to be shared.
         let ahead = self.scheduler.config().batch.steps_in_flight_max > 1 || self.overlaps();
         for member in self.steps.iter().filter(|_| !ahead).flat_map(|step| &step.members) {
             let meant = self.scheduler.row(member.request);
@@ -411,7 +411,7 @@ impl World {
         Ok(())
     }
 
-    /// Who was told a token that does not follow its others, if anybody was.
+    /// Returns a request that got a token that does not follow its others, if any.
     #[must_use]
     pub fn wrong_token(&self) -> Option<RequestId> {
         self.wrong_token
@@ -421,16 +421,16 @@ impl World {
         self.scheduler.config().copies.load_back_overlaps
     }
 
-    /// Whether a step is in flight.
+    /// Returns whether a step is in flight.
     #[must_use]
     pub fn in_step(&self) -> bool {
         !self.steps.is_empty()
     }
 
-    /// The device gets through with the first step that it has not been through, if there is one.
+    /// Executes the first step that the device has not executed, if there is one.
     ///
     /// # Errors
-    /// The first page that the step read and that was not what it should be.
+    /// Returns the first wrong page that the step read.
     pub fn execute(&mut self) -> Result<(), WrongPage> {
         let Some(place) = self.next_step() else { return Ok(()) };
         while self.next_step() == Some(place) {
@@ -439,15 +439,15 @@ impl World {
         Ok(())
     }
 
-    /// The first step that the device has not been through.
+    /// Returns the index of the first step that the device has not executed.
     fn next_step(&self) -> Option<usize> {
         self.steps.iter().position(|step| step.produced.is_none())
     }
 
-    /// The device gets through with the next layer of that step.
+    /// Executes the next layer of that step.
     ///
     /// # Errors
-    /// The first page that the layer read and that was not what it should be.
+    /// Returns the first wrong page that the layer read.
     pub fn execute_layer(&mut self) -> Result<(), WrongPage> {
         let Some(place) = self.next_step() else { return Ok(()) };
         let Step { layers: layer, mut accepted_tokens, .. } = self.steps[place];
@@ -456,12 +456,12 @@ impl World {
             accepted_tokens = self.accepted_tokens;
             members.iter_mut().for_each(|member| self.take_input(member));
         }
-        // The model waits for what it reads.
+        // The model waits for the layers that it reads.
         if layer == 0 || !planted(Bug::WaitForFirstLayerOnly) {
             let awaited = members.iter().filter_map(|member| member.waits_for);
             awaited.for_each(|op| self.load(op, layer));
         }
-        for member in members.iter().filter(|member| !member.in_vain) {
+        for member in members.iter().filter(|member| !member.is_invalid) {
             self.check_reads(member, layer)?;
         }
         let computed = members.iter().map(|member| self.compute(member, layer, accepted_tokens));
@@ -472,9 +472,9 @@ impl World {
         Ok(())
     }
 
-    /// A member learns the token that it starts from.
+    /// Sets the first token of a member, once it is known.
     fn take_input(&self, member: &mut Member) {
-        let Some((step, row)) = member.input.filter(|_| !member.in_vain) else { return };
+        let Some((step, row)) = member.input.filter(|_| !member.is_invalid) else { return };
         let in_flight = self.steps.iter().find(|it| it.id == step);
         let outputs = match in_flight {
             Some(step) => step.produced.as_ref().expect("steps are executed in order"),
@@ -486,31 +486,31 @@ impl World {
         member.expected.push(mix(last, token));
     }
 
-    /// Performs the first step in flight, unless it was already, and reports its results.
+    /// Executes the first step in flight, unless it was executed, and reports its results.
     ///
     /// # Errors
-    /// The first page that the step read and that was not what it should be.
+    /// Returns the first wrong page that the step read.
     ///
     /// # Panics
-    /// If no step is in flight, or the scheduler refuses the results.
+    /// Panics if no step is in flight, or the scheduler refuses the results.
     pub fn finish_step(&mut self) -> Result<(), WrongPage> {
         self.finish_step_but(None)
     }
 
-    /// Who takes part in the first step in flight, by a number modulo how many there are.
+    /// Returns a member of the first step in flight, by index modulo their number.
     #[must_use]
     pub fn member(&self, nth: u32) -> Option<RequestId> {
         let members = &self.steps.front()?.members;
         Some(members[nth as usize % members.len()].request)
     }
 
-    /// As [`finish_step`](Self::finish_step), except that the part of one request comes to nothing.
+    /// Same as [`finish_step`](Self::finish_step), except that the part of one request fails.
     ///
     /// # Errors
-    /// The first page that the step read and that was not what it should be.
+    /// Returns the first wrong page that the step read.
     ///
     /// # Panics
-    /// If no step is in flight, or the scheduler refuses the results.
+    /// Panics if no step is in flight, or the scheduler refuses the results.
     pub fn finish_step_but(&mut self, failed: Option<RequestId>) -> Result<(), WrongPage> {
         if self.steps[0].produced.is_none() {
             self.execute()?;
@@ -521,12 +521,12 @@ impl World {
         if let Some(request) = failed {
             let its = members.iter().filter(|member| member.request == request);
             its.for_each(|member| self.spoil_written(member));
-            self.all_in_vain(|member| member.request == request);
+            self.invalidate_members(|member| member.request == request);
         }
         let results: Vec<StepResult<'_>> = members
             .iter()
             .zip(&produced)
-            .filter(|(member, _)| member.produces && !member.in_vain && !member.has_ended)
+            .filter(|(member, _)| member.produces && !member.is_invalid && !member.has_ended)
             .filter(|(member, _)| Some(member.request) != failed)
             .filter(|(member, _)| self.scheduler.state(member.request).is_some())
             .map(|(member, tokens)| StepResult {
@@ -552,14 +552,14 @@ impl World {
         Ok(())
     }
 
-    /// Reports that the first step in flight came to nothing; its pages hold rubbish now.
+    /// Reports that the first step in flight failed; its pages are invalid then.
     ///
     /// # Panics
-    /// If no step is in flight.
+    /// Panics if no step is in flight.
     pub fn fail_step(&mut self) {
         let Step { id: step, members, .. } = self.steps.pop_front().expect("a step is in flight");
         members.iter().for_each(|member| self.spoil_written(member));
-        self.all_in_vain(|_| true);
+        self.invalidate_members(|_| true);
         self.scheduler.advance(self.now, Event::StepFailed { step }).expect("it was in flight");
     }
 
@@ -569,16 +569,16 @@ impl World {
         }
     }
 
-    /// What these compute in steps in flight follows something that has failed.
-    fn all_in_vain(&mut self, which: impl Fn(&Member) -> bool) {
+    /// Marks the results of members in flight as invalid.
+    fn invalidate_members(&mut self, which: impl Fn(&Member) -> bool) {
         let members = self.steps.iter_mut().flat_map(|step| &mut step.members);
-        members.filter(|member| which(member)).for_each(|member| member.in_vain = true);
+        members.filter(|member| which(member)).for_each(|member| member.is_invalid = true);
     }
 
     fn check_reads(&mut self, member: &Member, layer: usize) -> Result<(), WrongPage> {
         let ranks = self.scheduler.config().model.ranks;
         let is_owed = |op: OpId| (0..ranks).any(|rank| !self.moved.contains(&(op, rank)));
-        // Only who waits for a load-back reads what it has not been reported to have brought.
+        // Pages of an unreported load-back are read only by members that wait for it.
         let loading = self.transfers.iter().filter_map(|(&op, transfer)| match transfer {
             Transfer::LoadBack(_, to) if Some(op) != member.waits_for && is_owed(op) => Some(to),
             _ => None,
@@ -596,10 +596,10 @@ impl World {
         Ok(())
     }
 
-    /// Writes a layer of the member's KV, and produces its tokens. Positions of drafts that were not
-    /// accepted hold rubbish.
+    /// Writes a layer of the member's KV, and produces its tokens. Positions of rejected drafts are
+    /// invalid.
     fn compute(&mut self, member: &Member, layer: usize, accepted_tokens: u32) -> Vec<Token> {
-        if member.in_vain {
+        if member.is_invalid {
             self.spoil_written(member);
             return Vec::new();
         }
@@ -630,7 +630,8 @@ impl World {
         tokens
     }
 
-    /// Whether a position cannot be computed, because the passage around it ends behind the step's part.
+    /// Returns whether a position cannot be computed because its passage ends behind the step's
+    /// part.
     fn is_cut(&self, member: &Member, position: u32) -> bool {
         let Some(whole) = self.whole.get(&member.request) else { return false };
         let end = member.start + member.tokens;
@@ -639,7 +640,7 @@ impl World {
             .any(|passage| passage.start <= position && position < passage.end && end < passage.end)
     }
 
-    /// Notes what requests have produced in steps whose reports had to wait.
+    /// Records tokens of steps whose reports were delayed.
     fn learn_late_tokens(&mut self) {
         if self.overlaps() {
             let live: Vec<RequestId> = self.expected.keys().copied().collect();
@@ -647,7 +648,7 @@ impl World {
         }
     }
 
-    /// Notes what a live request has produced.
+    /// Records the tokens of a live request.
     fn learn_tokens(&mut self, request: RequestId) {
         let Some(tokens) = self.scheduler.tokens(request) else { return };
         let Some(expected) = self.expected.get_mut(&request) else { return };
@@ -682,14 +683,14 @@ fn extend_expected(expected: &mut Vec<u64>, start: u64, tokens: &[Token], passag
     }
 }
 
-/// What belongs at a position, given what belongs before it.
+/// Returns the right content of a position, given that of the previous one.
 fn mix(before: u64, token: Token) -> u64 {
     let mut word = (before ^ u64::from(token)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     word ^= word >> 29;
     word.wrapping_mul(0xBF58_476D_1CE4_E5B9)
 }
 
-/// The token that follows a prefix.
+/// Returns the token that follows a prefix.
 fn next_token(prefix: u64) -> Token {
     (prefix >> 32) as Token % 50_000 + 50_000
 }

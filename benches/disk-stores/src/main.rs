@@ -1,7 +1,7 @@
-//! Weighs embedded stores as the disk tier for KV pages against plain direct IO.
+//! Compares embedded stores as the disk tier for KV pages with plain direct IO.
 //!
-//! Every measurement is a process of its own: memory and CPU are then the store's alone, a store
-//! is opened as after a restart, and it can be killed. The parent forgets the page cache in between.
+//! Every measurement is a separate process: its memory and CPU are then the store's alone, a store
+//! is opened as after a restart, and it can be killed. The parent drops the page cache in between.
 
 mod stores;
 
@@ -25,29 +25,29 @@ use stores::{Kind, Pages};
 
 const OBJECT_BYTES: [usize; 2] = [64 << 10, 1 << 20];
 
-/// Weighs embedded stores as the disk tier for KV pages against plain direct IO.
+/// Compares embedded stores as the disk tier for KV pages with plain direct IO.
 #[derive(Parser)]
 struct Options {
-    /// An existing directory on the disk to measure; what is written there is deleted.
+    /// An existing directory on the disk to measure; the benchmark deletes its files.
     #[arg(long)]
     path: PathBuf,
     /// Payload of each measurement.
     #[arg(long, default_value_t = 2.0)]
     gib: f64,
-    /// Which stores; all of them by default.
+    /// Stores to measure; all by default.
     #[arg(long, value_enum, value_delimiter = ',')]
     stores: Vec<Kind>,
-    /// Print figures for machines.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
-    /// What this process, started by another, is to do.
+    /// Part that this child process runs.
     #[arg(long, value_enum, hide = true)]
     part: Option<Part>,
     #[arg(long, hide = true, default_value_t = 0)]
     object_bytes: usize,
 }
 
-/// What one process does with one store.
+/// A part of a measurement, run by one process.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Part {
     /// Puts all objects and closes the store.
@@ -58,11 +58,11 @@ enum Part {
     Read,
 }
 
-/// What one process measured.
+/// Result of one process.
 #[derive(Serialize, Deserialize)]
 struct Measured {
     open_seconds: f64,
-    /// Puts and a clean close, or gets.
+    /// Time of puts and a clean close, or of gets.
     seconds: f64,
     cpu_seconds: f64,
     read_bytes: u64,
@@ -71,14 +71,14 @@ struct Measured {
     objects_found: usize,
 }
 
-/// The line of one store and one size of object.
+/// Results of one store and one object size.
 #[derive(Serialize)]
 struct Row {
     store: String,
     acknowledged: &'static str,
     object_bytes: usize,
     objects: usize,
-    /// What the files occupy on the disk.
+    /// Space that the files occupy on disk.
     occupied_bytes: u64,
     write: Measured,
     read: Measured,
@@ -125,7 +125,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// All measurements of one store with one size of object.
+/// Runs all measurements of one store with one object size.
 fn weigh(dir: &Path, gib: f64, kind: Kind, object_bytes: usize) -> Result<Row> {
     let killed_gib = gib / 4.0;
     fs::create_dir(dir)?;
@@ -154,7 +154,7 @@ fn weigh(dir: &Path, gib: f64, kind: Kind, object_bytes: usize) -> Result<Row> {
     })
 }
 
-/// Runs one part in a process of its own, with none of the store's files in the page cache.
+/// Runs one part in a separate process, without the store's files in the page cache.
 fn run_part(dir: &Path, kind: Kind, size: usize, part: Part, gib: f64) -> Result<Measured> {
     for entry in fs::read_dir(dir)? {
         let file = File::open(entry?.path())?;
@@ -163,8 +163,8 @@ fn run_part(dir: &Path, kind: Kind, size: usize, part: Part, gib: f64) -> Result
     }
     let part_name = part.to_possible_value().context("a part has a name")?;
     let output = Command::new(std::env::current_exe()?)
-        // Large buffers that are freed stay with the process: without this, giving them back to
-        // the kernel costs some stores more than their own work.
+        // Freed large buffers stay with the process: otherwise returning them to the kernel costs
+        // some stores more than their own work.
         .env("MALLOC_MMAP_THRESHOLD_", "1073741824")
         .env("MALLOC_TRIM_THRESHOLD_", "4294967296")
         .arg("--path")
@@ -183,7 +183,7 @@ fn run_part(dir: &Path, kind: Kind, size: usize, part: Part, gib: f64) -> Result
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
-/// One part, in the process that was started for it.
+/// Runs one part, in the process that was started for it.
 fn measure(options: &Options, part: Part) -> Result<Measured> {
     let kind = *options.stores.first().context("a part works on one store")?;
     let pages = Pages::new(options.object_bytes, objects(options.gib, options.object_bytes));
@@ -206,7 +206,7 @@ fn measure(options: &Options, part: Part) -> Result<Measured> {
         }
         Part::Die => {
             store.put(&pages)?;
-            // The signal must find the store as it is at this moment.
+            // The signal must reach the store in its present state.
             std::mem::forget(store);
         }
         Part::Read => objects_found = store.count(&pages, order)?,
@@ -222,7 +222,7 @@ fn measure(options: &Options, part: Part) -> Result<Measured> {
     })
 }
 
-/// Rates count only what was found again, so that nothing is gained by losing objects.
+/// Prints rates that count only objects found again, so that losing objects gains nothing.
 fn print_table(rows: &[Row]) {
     let object_bytes = rows.first().map_or(0, |row| row.object_bytes);
     println!("Objects of {} KiB", object_bytes >> 10);
@@ -269,14 +269,14 @@ fn print_table(rows: &[Row]) {
     println!();
 }
 
-/// A figure that the kernel keeps about this process.
+/// Reads a kernel statistic of this process.
 fn meter(file: &str, name: &str) -> Result<u64> {
     let text = fs::read_to_string(file)?;
     let line = text.lines().find(|line| line.starts_with(name)).context("no such meter")?;
     Ok(line.split_whitespace().nth(1).context("no figure")?.parse()?)
 }
 
-/// User and system time of all threads of this process.
+/// Returns user and system time of all threads of this process.
 fn cpu_seconds() -> f64 {
     let cpu = clock_gettime(ClockId::ProcessCPUTime);
     cpu.tv_sec as f64 + cpu.tv_nsec as f64 / 1e9

@@ -1,4 +1,4 @@
-//! The candidates behind one small trait.
+//! The stores to compare, behind one small trait.
 
 mod terrace;
 
@@ -22,13 +22,13 @@ use terrace::Terrace;
 
 /// Requests in flight while reading, and threads of the direct IO.
 pub const DEPTH: usize = 16;
-/// Objects of one acknowledgement.
+/// Objects per acknowledgement.
 pub const BATCH: usize = 64;
 
 const MIB: usize = 1 << 20;
 const TABLE: TableDefinition<u128, &[u8]> = TableDefinition::new("pages");
 
-/// What is measured.
+/// Store to measure.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
     Direct,
@@ -42,7 +42,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// What has happened to an object when the store says that it has it.
+    /// Returns the guarantee of an acknowledged put.
     pub fn acknowledged(self) -> &'static str {
         match self {
             Self::Direct => "pwrite returned; one fdatasync after the last object",
@@ -70,7 +70,7 @@ impl Kind {
     }
 }
 
-/// The objects: a key each, and content that tells to whom it belongs.
+/// The objects: a key each, and content that identifies its key.
 pub struct Pages {
     pub object_bytes: usize,
     pub keys: Vec<u128>,
@@ -87,7 +87,7 @@ impl Pages {
         Self { object_bytes, keys, body }
     }
 
-    /// The indices of all objects in a random order.
+    /// Returns the indices of all objects in random order.
     pub fn shuffled(&self) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.keys.len()).collect();
         let mut state = 1;
@@ -97,7 +97,7 @@ impl Pages {
         order
     }
 
-    /// Turns a buffer that holds any object into the object of this key.
+    /// Turns a buffer with any object into the object of this key.
     fn stamp(&self, key: u128, object: &mut [u8]) {
         object[..16].copy_from_slice(&key.to_le_bytes());
         object[self.object_bytes - 16..].copy_from_slice(&key.to_le_bytes());
@@ -111,17 +111,17 @@ impl Pages {
 
 /// A store under test.
 pub trait Store {
-    /// Writes all pages; returns when the last one is acknowledged.
+    /// Writes all pages; returns after the last acknowledgement.
     fn put(&self, pages: &Pages) -> Result<()>;
-    /// Reads pages by index, `DEPTH` at a time, and counts those found whole.
+    /// Reads pages by index, `DEPTH` at a time, and counts those that are intact.
     fn count(&self, pages: &Arc<Pages>, order: Vec<usize>) -> Result<usize>;
-    /// Leaves the store as a careful program would; for most, dropping it is all there is to it.
+    /// Closes the store cleanly; for most, dropping it is sufficient.
     fn close(self: Box<Self>) -> Result<()> {
         Ok(())
     }
 }
 
-/// Slots in a preallocated file, without any index: what the disk and the kernel can do.
+/// Slots in a preallocated file without an index: the limit set by disk and kernel.
 struct Direct {
     file: File,
     sync: bool,
@@ -222,8 +222,8 @@ struct Foyer {
 }
 
 impl Foyer {
-    /// A quarter more room than payload, since objects with their headers fill whole 4 KiB blocks;
-    /// nothing is evicted. The buffers hold two batches of the largest objects.
+    /// Capacity is a quarter more than the payload, since objects with their headers fill whole 4
+    /// KiB blocks; nothing is evicted. The buffers hold two batches of the largest objects.
     fn open(dir: &Path, pages: &Pages, kind: Kind) -> Result<Self> {
         let runtime = tokio::runtime::Runtime::new()?;
         let payload_bytes = pages.keys.len() * pages.object_bytes;
@@ -253,7 +253,7 @@ impl Foyer {
 }
 
 impl Store for Foyer {
-    /// Two batches are under way at a time: one is being inserted while the other is written.
+    /// Two batches are in flight: one is inserted while the other is written.
     fn put(&self, pages: &Pages) -> Result<()> {
         self.runtime.block_on(async {
             let mut waiting: Option<tokio::task::JoinHandle<()>> = None;
@@ -304,8 +304,8 @@ impl Store for Foyer {
     }
 }
 
-/// Hands the numbers below `count` to `DEPTH` threads, each with a worker of its own, and counts
-/// for how many the worker said yes.
+/// Distributes the numbers below `count` to `DEPTH` threads with a worker each, and counts those
+/// for which the worker returned true.
 fn each<W>(count: usize, worker: impl Fn() -> W) -> Result<usize>
 where
     W: FnMut(usize) -> Result<bool> + Send,
@@ -332,7 +332,8 @@ where
     })
 }
 
-/// A buffer with room for `bytes` at an address that direct IO takes, and where that room starts.
+/// Returns a buffer with an aligned range of `bytes` bytes for direct IO, and the start of that
+/// range.
 fn aligned(bytes: usize) -> (Vec<u8>, usize) {
     let buffer = vec![0; bytes + 4096];
     let start = buffer.as_ptr().align_offset(4096);

@@ -1,8 +1,8 @@
-//! Goes through one hot path. `scripts/instructions` starts it under Callgrind, which counts what happens
+//! Runs one hot path. `scripts/instructions` starts it under Callgrind, which counts instructions
 //! inside [`counted`].
 //!
-//!     hot-path          the names of the paths
-//!     hot-path NAME     goes through this one
+//!     hot-path          prints the names of the paths
+//!     hot-path NAME     runs this path
 
 use terrace_bench::hot_paths::{HotPath, Visitor, visit_all};
 
@@ -39,7 +39,7 @@ impl Visitor for Go {
     }
 }
 
-// Neither the preparation nor dropping the path is counted.
+// Neither the preparation nor the drop of the path is counted.
 #[inline(never)]
 fn counted<P: HotPath>(path: &mut P) {
     path.run();

@@ -1,4 +1,4 @@
-//! What a step costs, by how many requests decode and how long their contexts are.
+//! Costs of a step, by the number of decoding requests and the length of their contexts.
 
 use terrace_scheduler::{ConfigError, StepResult, Token};
 
@@ -7,27 +7,27 @@ use crate::figures::nanos;
 use crate::steps::{Bench, prompts_with_common_part};
 
 const PAGE_SIZE: u32 = 16;
-/// In one round every request passes so many page boundaries.
+/// Page boundaries that every request crosses in one round.
 const PAGES_A_ROUND: u32 = 8;
-/// How often all prompts come again.
+/// Number of repetitions of all prompts.
 const ADMISSIONS: u32 = 5;
-/// Prompts from which another parts.
+/// Prompts that are forked.
 const FORKS: u32 = 8;
-/// Tokens that no other prompt has come from here on.
+/// Tokens from here on occur in no other prompt.
 const OTHER: Token = 4_200_000_000;
 
-/// Requests that run at once, all with contexts of one length.
+/// Running requests with contexts of equal length.
 pub(super) struct Batch {
     pub(super) running: u32,
     pub(super) context: u32,
     pub(super) rounds: u32,
 }
 
-/// One half of a step: the plan, or taking in its results.
+/// One half of a step: the plan, or the processing of its results.
 struct Half {
-    /// When no page begins or ends.
+    /// Steps without page boundaries.
     between: Part,
-    /// When every request takes a new page, or publishes one.
+    /// Steps in which every request allocates or publishes a page.
     at_boundary: Part,
 }
 
@@ -38,7 +38,7 @@ struct Part {
 }
 
 impl Batch {
-    /// What each request adds to a step.
+    /// Returns the cost of a step per request.
     pub(super) fn by_request(&self) -> Result<Vec<Reading>, ConfigError> {
         let mut bench = self.decoding()?;
         let (plan, advance) = self.decode(&mut bench);
@@ -65,7 +65,7 @@ impl Batch {
         Ok(readings)
     }
 
-    /// What a step and an admission cost by the length of the contexts.
+    /// Returns the costs of a step and an admission by context length.
     pub(super) fn by_context(&self) -> Result<Vec<Reading>, ConfigError> {
         let mut bench = self.decoding()?;
         let (plan, advance) = self.decode(&mut bench);
@@ -73,7 +73,8 @@ impl Batch {
         let [submit, admit] = self.admit_again(&mut bench);
         Ok(vec![
             self.step("decode step of 32 between boundaries", &plan.between, &advance.between),
-            // No step does both; a plan takes pages, and fifteen steps later results publish them.
+            // No step does both: a plan allocates pages, and the results of fifteen steps later
+            // publish them.
             self.step(
                 "the same, each takes and publishes a page",
                 &plan.at_boundary,
@@ -85,7 +86,7 @@ impl Batch {
         ])
     }
 
-    /// Nodes are those for each request, so that batches of all sizes can be compared.
+    /// Nodes are per request, so that batches of all sizes are comparable.
     fn step(&self, name: &'static str, plan: &Part, advance: &Part) -> Reading {
         Reading {
             name,
@@ -95,24 +96,24 @@ impl Batch {
         }
     }
 
-    /// A scheduler whose batch has been prefilled.
+    /// Creates a scheduler whose batch has been prefilled.
     fn decoding(&self) -> Result<Bench, ConfigError> {
         let tokens = self.context + self.new_tokens() + 1;
         let pages = (self.running + FORKS) * (tokens.div_ceil(PAGE_SIZE) + 1);
         let mut bench = Bench::new(PAGE_SIZE, pages, self.running, 1)?;
         let prompts = self.prompts();
-        // Another prompt goes on in another way, so that the common part has a node of its own.
+        // A prompt with another continuation gives the shared part a separate node.
         let common = prompts[0].iter().take(self.context as usize / 4).copied();
         bench.wave(&[common.chain(OTHER..=OTHER + PAGE_SIZE).collect()], 1);
         bench.finish(1);
         bench.wave(&prompts, self.new_tokens());
-        // The first page that a request publishes may begin a node; the others make it longer.
+        // The first page that a request publishes may start a node; the others extend it.
         bench.decode(PAGE_SIZE);
         Ok(bench)
     }
 
-    /// A quarter of each is common to all. The last token is never found, so there is one more than
-    /// whole pages.
+    /// Creates prompts of which a quarter is shared. The last token never matches, so there is one
+    /// more than whole pages.
     fn prompts(&self) -> Vec<Vec<Token>> {
         prompts_with_common_part(self.running, self.context + 1, self.context / 4)
     }
@@ -146,10 +147,10 @@ impl Batch {
         (plan, advance)
     }
 
-    /// Submits each prompt again, whose pages are cached, and computes its last token.
+    /// Submits each cached prompt again, and computes its last token.
     fn admit_again(&self, bench: &mut Bench) -> [Reading; 2] {
         let prompts = self.prompts();
-        // The first time, a node may have to be split where the prompt ends and its decode begins.
+        // The first time, a node may be split where the prompt ends and its decode begins.
         bench.wave(&prompts, 1);
         bench.finish(self.running);
         let (mut submit, mut admission) = (BestMedian::new(), BestMedian::new());
@@ -183,7 +184,7 @@ impl Batch {
         ]
     }
 
-    /// Submits prompts of two pages, the first of which is that of a cached prompt.
+    /// Submits prompts of two pages, the first of which is cached.
     fn fork(&self, bench: &mut Bench) -> Reading {
         let mut time = BestMedian::new();
         let mut nodes = 0;
@@ -224,7 +225,7 @@ impl Part {
         self.steps += 1;
     }
 
-    /// Nodes looked at in a step.
+    /// Returns the visited nodes of a step.
     fn nodes(&self) -> f64 {
         self.nodes as f64 / self.steps as f64
     }

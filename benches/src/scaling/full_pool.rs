@@ -1,5 +1,4 @@
-//! Steps of a batch that stays the same, from a pool without a free page: what they take is evicted
-//! first.
+//! Steps of a constant batch in a pool without free pages: every allocation evicts.
 
 use serde::Serialize;
 use terrace_kit::{middle_by, mixed};
@@ -11,74 +10,75 @@ use crate::steps::Bench;
 const PAGE_SIZE: u32 = 16;
 const CONTEXT: u32 = 1024;
 
-/// A batch that decodes while the pool is full, and the same batch while it is not.
+/// A batch that decodes in a full pool, and the same batch with free pages.
 #[derive(Clone, Debug, Serialize)]
 pub struct FullPoolFigures {
-    /// Tokens of each prompt that has ended, whose pages are evicted.
+    /// Tokens in each ended prompt, whose pages are evicted.
     pub victim_tokens: u32,
-    /// When the requests take pages.
+    /// Pattern of page ends.
     pub page_ends: PageEnds,
-    /// The step in the middle, by time.
+    /// Step of median time.
     pub median: StepCost,
     /// The slowest step.
     pub slowest: StepCost,
-    /// How many times longer it takes.
+    /// Ratio of the slowest to the median.
     pub slowest_over_median: f64,
-    /// How many steps take more than five times as long as the median.
+    /// Number of steps above five times the median.
     pub steps_over_5_medians: usize,
-    /// How many steps there were.
+    /// Number of steps.
     pub steps: usize,
-    /// The slowest step of the same batch where there are free pages and nothing is evicted.
+    /// The slowest step of the same batch with free pages, without evictions.
     pub slowest_with_free_pages: StepCost,
-    /// The step to which eviction adds most, and only what it adds: the same step is measured in the
-    /// full pool and where there are free pages.
+    /// The step with the largest increase by eviction, and only the increase: the same step is
+    /// measured with a full pool and with free pages.
     pub most_added_by_eviction: StepCost,
-    /// Nodes of the tree looked at in the step in the middle, by nodes.
+    /// Median of visited nodes.
     pub nodes_median: u64,
-    /// Nodes looked at in the step that looked at most.
+    /// Largest number of visited nodes.
     pub nodes_max: u64,
-    /// Nodes looked at for each page that changed, in the step that looked at most.
+    /// Visited nodes per changed page, in the step that visited most.
     pub nodes_per_page_max: f64,
 }
 
-/// In which steps the requests of a batch come to the end of a page.
+/// Pattern in which the requests of a batch reach page ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PageEnds {
-    /// As many in every step; all have begun at the same time.
+    /// Equally many in every step; all requests started at the same time.
     Spread,
-    /// As chance has it: they have come one after the other.
+    /// At random: requests arrived one after the other.
     Drawn,
-    /// All of them in the same step, which then takes as many pages as it can; the others take none.
+    /// All in the same step, which then allocates as many pages as possible; other steps allocate
+    /// none.
     Together,
 }
 
-/// What one step took and did.
+/// Time and work of one step.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct StepCost {
-    /// Plan and results together.
+    /// Time of plan and results.
     pub us: f64,
-    /// What was done.
+    /// Work.
     pub work: StepWork,
 }
 
-/// What a step did: the same in every repetition.
+/// Work of a step: the same in every repetition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct StepWork {
-    /// Pages that requests took.
+    /// Pages allocated.
     pub pages_taken: u64,
-    /// Pages that were evicted.
+    /// Pages evicted.
     pub pages_evicted: u64,
-    /// Pages that became full, and are in the tree from then on.
+    /// Pages completed and inserted into the tree.
     pub pages_published: u64,
-    /// Nodes of the tree looked at.
+    /// Visited nodes.
     pub nodes: u64,
-    /// Bytes asked of the allocator: what has no room left where it is has to move.
+    /// Bytes requested of the allocator: lists that outgrow their memory are moved.
     pub allocated_bytes: u64,
 }
 
 impl StepWork {
-    /// Looking at nodes without changing a page is more than anything.
+    /// Returns visited nodes per changed page; infinite if nodes were visited without a change.
     fn nodes_per_page(&self) -> f64 {
         match self.pages_taken + self.pages_evicted + self.pages_published {
             0 if self.nodes == 0 => 0.0,
@@ -87,27 +87,27 @@ impl StepWork {
     }
 }
 
-/// A pool full of prompts that have ended, and requests that decode.
+/// A pool full of ended prompts, and decoding requests.
 #[derive(Clone, Copy)]
 pub(super) struct FullPool {
     pub(super) device_pages: u32,
-    /// Tokens of each prompt that has ended.
+    /// Tokens in each ended prompt.
     pub(super) victim_tokens: u32,
     pub(super) running: u32,
     pub(super) page_ends: PageEnds,
     pub(super) steps: u32,
-    /// All of it is done so often, and of each step the median counts: the same inputs give the same
-    /// steps, so what else the machine does drops out, and what a step itself does stays.
+    /// Number of repetitions; the median of each step counts. Equal inputs give equal steps, so
+    /// other load drops out and the cost of the step remains.
     pub(super) rounds: u32,
-    /// Bytes that this process has asked of its allocator so far.
+    /// Returns the bytes allocated by this process so far.
     pub(super) allocated_bytes: fn() -> u64,
 }
 
 impl PageEnds {
-    /// All of them.
+    /// All patterns.
     pub(super) const ALL: [Self; 3] = [Self::Spread, Self::Drawn, Self::Together];
 
-    /// How many tokens longer than others a prompt is.
+    /// Returns the additional tokens of a prompt.
     fn longer_by(self, request: u32) -> u32 {
         match self {
             Self::Spread => request % PAGE_SIZE,
@@ -115,7 +115,7 @@ impl PageEnds {
         }
     }
 
-    /// How many steps go by before the next request comes.
+    /// Returns the number of steps before the next request arrives.
     fn steps_until_next(self, request: u32) -> u32 {
         match self {
             Self::Drawn => (mixed(request.into()) % u64::from(2 * PAGE_SIZE)) as u32,
@@ -130,7 +130,7 @@ impl FullPool {
         let free = self.measure_with_pages(2 * self.device_pages)?;
         let added = full.iter().zip(&free).map(|(full, free)| {
             assert_eq!(full.work.pages_taken, free.work.pages_taken, "the same batch");
-            // What else the machine does may be more than what eviction adds.
+            // Noise may exceed the increase by eviction.
             StepCost { us: (full.us - free.us).max(0.001), work: full.work }
         });
         let most_added_by_eviction = slowest(added.filter(|step| step.work.pages_evicted > 0));
@@ -155,7 +155,7 @@ impl FullPool {
         })
     }
 
-    /// The steps, fastest first.
+    /// Returns the steps, fastest first.
     pub(super) fn measure(&self) -> Result<Vec<StepCost>, ConfigError> {
         Ok(in_order(self.measure_with_pages(self.device_pages)?))
     }
@@ -181,7 +181,7 @@ impl FullPool {
         Ok(work.into_iter().enumerate().map(cost).collect())
     }
 
-    /// Nanoseconds and work of each step.
+    /// Returns time and work of each step.
     fn round(&self, device_pages: u32) -> Result<(Vec<u64>, Vec<StepWork>), ConfigError> {
         let mut bench = self.decoding(device_pages)?;
         let mut results: Vec<StepResult<'_>> = Vec::with_capacity(self.running as usize);
@@ -194,7 +194,7 @@ impl FullPool {
             results.extend(bench.producers());
             let advance = bench.advance(&results);
             let allocated_bytes = (self.allocated_bytes)() - bytes;
-            // The first page that a request publishes begins a node, which the others make longer.
+            // The first page that a request publishes starts a node, which the others extend.
             if step >= PAGE_SIZE {
                 let after = bench.scheduler.stats();
                 let evicted = |stats: Stats| stats.cache.device.evicted_pages;
@@ -239,7 +239,7 @@ impl FullPool {
     }
 }
 
-/// Fastest first.
+/// Sorts steps, fastest first.
 fn in_order(mut steps: Vec<StepCost>) -> Vec<StepCost> {
     steps.sort_by(|a, b| a.us.total_cmp(&b.us));
     steps
@@ -249,14 +249,14 @@ fn slowest(steps: impl Iterator<Item = StepCost>) -> StepCost {
     steps.max_by(|a, b| a.us.total_cmp(&b.us)).expect("there are steps")
 }
 
-/// Nodes that the steps looked at, fewest first.
+/// Returns the visited nodes of the steps, fewest first.
 pub(super) fn nodes_in_order(steps: &[StepCost]) -> Vec<u64> {
     let mut nodes: Vec<u64> = steps.iter().map(|step| step.work.nodes).collect();
     nodes.sort_unstable();
     nodes
 }
 
-/// No two prompts begin with the same token.
+/// Returns a prompt with a unique first token.
 fn prompt(number: u32, tokens: u32) -> Vec<Token> {
     let first = number.wrapping_mul(0x9E37_79B9);
     (0..tokens).map(|place| first.wrapping_add(place)).collect()

@@ -1,4 +1,4 @@
-//! What the cache does for a prompt, by how much is cached already.
+//! Costs of cache operations, by the size of the tree.
 
 use std::time::Instant;
 
@@ -12,31 +12,31 @@ use crate::cache::{Parts, request};
 use crate::figures::nanos;
 
 const PAGE_SIZE: u32 = 16;
-/// Pages that the prompts of a family begin with, and pages that each has of its own. They are as
-/// many, so that making room for one prompt evicts just one other.
+/// Pages of the shared prefix of a family, and unique pages of each prompt. They are equal, so that
+/// room for one prompt evicts exactly one other.
 const PART_PAGES: u64 = 50;
 const PROMPT_PAGES: u64 = 2 * PART_PAGES;
 const SIBLINGS: u64 = 19;
 const FAMILY_PAGES: u64 = (1 + SIBLINGS) * PART_PAGES;
 
-/// Paths that are pinned and unpinned between two looks at the clock, which takes about as long as
-/// one of them.
+/// Paths that are pinned and unpinned between two clock reads: one alone takes about as long as a
+/// clock read.
 const PINS: usize = 16;
 
-/// Families that come when all are cached, at one size altogether.
+/// Number of families inserted into full caches, in total for one size.
 const NEW_FAMILIES: u64 = 64;
 
-/// Caches of one size, all of them full.
+/// Full caches of one size.
 pub(super) struct Trees {
     pub(super) pages: u32,
     pub(super) quick: bool,
-    /// Bytes that this process has asked of its allocator so far.
+    /// Returns the bytes allocated by this process so far.
     pub(super) allocated_bytes: fn() -> u64,
 }
 
 impl Trees {
     pub(super) fn readings(&self) -> Result<Vec<Reading>, ConfigError> {
-        // A small tree would soon hold nothing but newcomers, so it is built again and again.
+        // A small tree would soon hold only new prompts, so it is rebuilt several times.
         let families = (u64::from(self.pages) / FAMILY_PAGES / 10).clamp(1, NEW_FAMILIES);
         let builds = if self.quick { 1 } else { NEW_FAMILIES / families };
         let mut costs = Costs::new();
@@ -51,7 +51,7 @@ impl Trees {
         Ok(readings)
     }
 
-    /// A whole scheduler on such a cache.
+    /// Measures a whole scheduler on such a cache.
     fn step(&self) -> Result<Reading, ConfigError> {
         let pool = FullPool {
             device_pages: self.pages,
@@ -85,7 +85,7 @@ struct Costs {
     replaced: Mean,
 }
 
-/// Nodes that an operation looks at on average.
+/// Mean number of visited nodes of an operation.
 #[derive(Default)]
 struct Mean {
     nodes: u64,
@@ -152,7 +152,7 @@ impl Costs {
     }
 }
 
-/// A cache without a free page.
+/// A cache without free pages.
 struct FullTree {
     cache: Cache,
     root: PageKey,
@@ -175,7 +175,8 @@ impl FullTree {
         tree
     }
 
-    /// Finds and uses every prompt once, so that what is evicted next is not next in memory.
+    /// Finds and uses every prompt once in another order, so that eviction order differs from
+    /// memory order.
     fn use_in_another_order(&mut self, costs: &mut Costs) {
         let mut order: Vec<u64> = (0..self.prompts).collect();
         order.sort_unstable_by_key(|&number| mixed(number));
@@ -205,7 +206,8 @@ impl FullTree {
         found
     }
 
-    /// One after the other, since paths that part late share nodes that would be looked at once.
+    /// Pins and unpins paths in order, since paths with a late fork share nodes that would be
+    /// visited once.
     fn pin_and_unpin(&mut self, found: &[Cursor], costs: &mut Costs) {
         let visits = self.cache.node_visits();
         let start = Instant::now();
@@ -230,7 +232,7 @@ impl FullTree {
         costs.lookup_same.end_round();
     }
 
-    /// Inserts families for which there is room, then as many for which there is none.
+    /// Inserts families into free pages, then as many that evict.
     fn add_families(&mut self, families: u64, costs: &mut Costs) {
         self.cache.free_device_pages((families * FAMILY_PAGES) as usize);
         for _ in 0..families * SIBLINGS {
@@ -252,14 +254,14 @@ impl FullTree {
         assert_eq!(self.cache.usage().device.free_pages, 0, "families fill the pool exactly");
     }
 
-    /// The next prompt that nobody has had.
+    /// Inserts the next new prompt.
     fn add(&mut self) -> Parts {
         self.prompts += 1;
         request(&mut self.cache, self.root, PAGE_SIZE, prompt(self.prompts - 1))
     }
 }
 
-/// The whole pages of a prompt, and one token more, because the last one is never matched.
+/// Returns the whole pages of a prompt and one more token, because the last one is never matched.
 fn prompt(number: u64) -> Vec<Token> {
     const PART_TOKENS: u64 = PART_PAGES * PAGE_SIZE as u64;
     let opening = number / SIBLINGS * PART_TOKENS..(number / SIBLINGS + 1) * PART_TOKENS;

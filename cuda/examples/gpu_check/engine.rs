@@ -1,4 +1,5 @@
-//! The engine on a GPU: answers are the same wherever their KV comes from, and come soon.
+//! The engine on a GPU: answers do not depend on where their KV comes from, and the first token
+//! comes in time.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -27,7 +28,7 @@ pub(crate) struct Server {
     pub(crate) device: Arc<CudaDevice>,
 }
 
-/// What an engine is given.
+/// Sizes of an engine.
 pub(crate) struct Sizes {
     pub(crate) device_tokens: u32,
     pub(crate) host_tokens: u32,
@@ -86,7 +87,8 @@ impl Server {
         Ok(Self { engine, device })
     }
 
-    /// Asks, and returns the answer, the checksum of its logits, and when its first token came.
+    /// Sends a prompt, and returns the answer, the checksum of its logits, and the time of its
+    /// first token.
     pub(crate) async fn ask(
         &self,
         prompt: &[Token],
@@ -124,7 +126,7 @@ impl Server {
         }
     }
 
-    /// Asks, and waits for the end of the answer. No logits come to the host for it.
+    /// Sends a prompt and waits for the end of the answer. Logits are not copied to the host.
     pub(crate) async fn ask_only(
         &self,
         prompt: &[Token],
@@ -133,7 +135,7 @@ impl Server {
         self.answer(Generate::new(prompt.to_vec(), new_tokens)).await.map(drop)
     }
 
-    /// Waits until nothing is under way.
+    /// Waits until the engine is idle.
     pub(crate) async fn rest(&self) -> Result<Stats, Box<dyn std::error::Error>> {
         loop {
             let figures = self.engine.figures().await.ok_or("the engine has ended")?;
@@ -150,7 +152,7 @@ pub(crate) fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build()
 }
 
-/// Computed, on device, on host, in L3, in L3 after a restart.
+/// Compares answers whose prefix is computed, on device, on host, in L3, and in L3 after a restart.
 pub(crate) fn sameness(context: &Arc<Context>, table: &mut Table) -> Done {
     runtime()?.block_on(same(context, table))
 }
@@ -191,7 +193,7 @@ async fn same(context: &Arc<Context>, table: &mut Table) -> Done {
         let passes = if has_l3 { 1 } else { 2 };
         let mut wrong = 0;
         for _ in 0..passes {
-            // Several at a time, so that batches are of all sizes.
+            // Several at a time, so that batch sizes vary.
             for some in examples.chunks(7) {
                 let asked = some.iter().map(|(prompt, ..)| server.ask(prompt, NEW_TOKENS, ""));
                 let answered = futures_util::future::join_all(asked).await;
@@ -222,7 +224,7 @@ async fn same(context: &Arc<Context>, table: &mut Table) -> Done {
     canary(context, table, &prompts[0]).await
 }
 
-/// A page that is damaged on its way is noticed.
+/// Checks that a page corrupted in transit is detected.
 async fn canary(context: &Arc<Context>, table: &mut Table, prompt: &[Token]) -> Done {
     let canary = Some(CanaryConfig { one_page_in: 1 });
     let (device_tokens, host_tokens, step_tokens) = (8_192, 65_536, 512);
@@ -241,7 +243,7 @@ async fn canary(context: &Arc<Context>, table: &mut Table, prompt: &[Token]) -> 
     Ok(())
 }
 
-/// How soon the first token of 32,768 cached tokens comes, from host and from disk.
+/// Measures the time to the first token behind 32,768 cached tokens, from host and from disk.
 pub(crate) fn first_tokens(context: &Arc<Context>, table: &mut Table) -> Done {
     runtime()?.block_on(first(context, table))
 }

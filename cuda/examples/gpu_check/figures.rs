@@ -1,4 +1,4 @@
-//! How fast it is.
+//! Performance figures.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub(crate) fn milliseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// A prompt of 32,768 tokens, in chunks.
+/// Measures a prompt of 32,768 tokens, in chunks.
 pub(crate) fn prefill(context: &Arc<Context>, table: &mut Table) -> Done {
     const CHUNK: u32 = 8192;
     const TOKENS: u32 = 4 * CHUNK;
@@ -58,7 +58,7 @@ pub(crate) fn prefill(context: &Arc<Context>, table: &mut Table) -> Done {
     Ok(())
 }
 
-/// Decode steps of 64 rows at 1k context, one launched ahead.
+/// Measures decode steps of 64 rows at 1k context, with one launched ahead.
 pub(crate) fn decode(context: &Arc<Context>, table: &mut Table) -> Done {
     const STEPS: u32 = 100;
     let shape = eight_billion();
@@ -79,7 +79,8 @@ pub(crate) fn decode(context: &Arc<Context>, table: &mut Table) -> Done {
     Ok(())
 }
 
-/// Decode steps with segments of several sizes: smaller ones are more blocks for few long sequences, and more to join.
+/// Measures decode steps with attention segments of several sizes. Smaller segments give more
+/// blocks for few long sequences, and more partial results to join.
 pub(crate) fn segments(context: &Arc<Context>, table: &mut Table) -> Done {
     const STEPS: u32 = 100;
     let shape = eight_billion();
@@ -101,8 +102,8 @@ pub(crate) fn segments(context: &Arc<Context>, table: &mut Table) -> Done {
     Ok(())
 }
 
-/// How many milliseconds a decode step takes, and its launch, with one launched ahead. The first 20 are for what is made
-/// on first use.
+/// Returns the time of a decode step and of its launch in milliseconds, with one launched ahead.
+/// The first 20 steps are a warm-up.
 pub(crate) fn decode_ahead(
     world: &mut World,
     rows: u32,
@@ -131,7 +132,7 @@ pub(crate) fn decode_ahead(
     Ok((time, milliseconds(launches) / f64::from(steps)))
 }
 
-/// Few tokens behind a long prefix that is on the device.
+/// Measures few tokens behind a long prefix on the device.
 pub(crate) fn behind(context: &Arc<Context>, table: &mut Table) -> Done {
     const PREFIX: u32 = 32_000;
     let shape = eight_billion();
@@ -152,7 +153,7 @@ pub(crate) fn behind(context: &Arc<Context>, table: &mut Table) -> Done {
     Ok(())
 }
 
-/// How long steps take, as `terrace replay --calibrate` reads it: prompts, decodes, and both.
+/// Prints step times as `terrace replay --calibrate` reads them: prompts, decodes, and both.
 pub(crate) fn steps(context: &Arc<Context>) -> Done {
     let qwen = Shape {
         vocabulary: 152_064,
@@ -228,14 +229,14 @@ fn line(
     Ok(())
 }
 
-/// How long a step takes that is repeated with one launched ahead.
+/// Returns the time of a repeated step with one launched ahead.
 fn time_of(world: &mut World, parts: &[Part]) -> Result<Duration, ModelError> {
     const REPEATS: u32 = 6;
     world.step(parts)?;
     repeat(world, parts, REPEATS)
 }
 
-/// The same without a warm-up.
+/// Same as [`time_of`], without a warm-up.
 pub(crate) fn repeat(
     world: &mut World,
     parts: &[Part],

@@ -1,4 +1,4 @@
-//! How long the GPU waits between steps.
+//! Idle time of the GPU between steps.
 
 #![allow(unsafe_code)]
 
@@ -29,12 +29,13 @@ const PROMPT: u32 = 1024;
 const NEW_TOKENS: u32 = 300;
 const STEP_TOKENS: u32 = 8192;
 const DEVICE_TOKENS: u32 = ROWS * (PROMPT + NEW_TOKENS + PAGE_SIZE);
-/// Steps of this many are measured, when all rows decode.
+/// Number of measured steps in which all rows decode.
 const MEASURED: usize = 200;
-/// So many of those before them are not: there, what is made on first use is made.
+/// Number of warm-up steps before them.
 const SKIPPED: usize = 40;
 
-/// The share of time in which the GPU waits while 64 requests decode, with two steps in flight.
+/// Measures the share of time in which the GPU idles while 64 requests decode, with two steps in
+/// flight.
 pub(crate) fn gaps(context: &Arc<Context>, table: &mut Table) -> Done {
     let model = Watched::new(context)?;
     let seen = model.seen.clone();
@@ -52,7 +53,7 @@ pub(crate) fn gaps(context: &Arc<Context>, table: &mut Table) -> Done {
     Ok(())
 }
 
-/// The share that the engine tells. What it launches is seen.
+/// Returns the share that the engine reports, and records its launches.
 async fn through_engine(
     context: &Arc<Context>,
     model: Watched,
@@ -88,8 +89,9 @@ async fn through_engine(
     told
 }
 
-/// From the end of one decode step to that of the next in milliseconds, where the very steps of an engine are launched as
-/// soon as there is room for them. Prompts are computed too: decodes read the same numbers, and so take as much power.
+/// Returns the time from the end of one decode step to the next in milliseconds. It launches an
+/// engine's steps as soon as there is room for them. Prompts are computed too, so that decodes read
+/// the same numbers and draw the same power.
 fn by_hand(
     context: &Arc<Context>,
     batches: &[Arc<Batch>],
@@ -116,7 +118,7 @@ async fn figures(engine: &Engine) -> Result<StepFigures, &'static str> {
     Ok(engine.figures().await.ok_or("the engine has ended")?.steps)
 }
 
-/// Waits until so many steps have been launched in which all rows decode.
+/// Waits until the given number of steps has been launched in which all rows decode.
 async fn wait_for_steps(engine: &Engine, seen: &Seen, steps: usize) -> Result<(), &'static str> {
     let began = Instant::now();
     while seen.ends.lock().len() < steps {
@@ -131,7 +133,7 @@ async fn wait_for_steps(engine: &Engine, seen: &Seen, steps: usize) -> Result<()
     Ok(())
 }
 
-/// A model whose steps are seen.
+/// A model that records its steps.
 struct Watched {
     model: CudaLlama,
     seen: Arc<Seen>,
@@ -184,8 +186,8 @@ impl Model for Watched {
     }
 }
 
-/// What a model was given, and when steps in which all rows decode have ended, by events of a stream that does nothing
-/// else.
+/// Batches that a model was given, and the end times of steps in which all rows decode, recorded by
+/// events of a separate stream.
 struct Seen {
     context: Arc<Context>,
     stream: Stream,
@@ -205,7 +207,7 @@ impl Seen {
         Ok(Self { context: context.clone(), stream, batches, ends })
     }
 
-    /// Notes the moment at which a fence is passed.
+    /// Records the time at which a fence passes.
     fn note_end(&self, fence: &CudaFence) -> Result<(), Box<dyn std::error::Error>> {
         fence.wait_on(self.stream)?;
         let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)?;
@@ -215,7 +217,7 @@ impl Seen {
         Ok(())
     }
 
-    /// From one end to the next in milliseconds: the mean over the steps that are measured.
+    /// Returns the mean time between step ends in milliseconds, over the measured steps.
     fn interval(&self) -> Result<f64, Box<dyn std::error::Error>> {
         self.context.bind()?;
         // SAFETY: the stream exists until this is dropped.
@@ -232,7 +234,7 @@ impl Drop for Seen {
     fn drop(&mut self) {
         if self.context.bind().is_ok() {
             for point in self.ends.get_mut().drain(..) {
-                // SAFETY: nobody uses it any more.
+                // SAFETY: the event is no longer used.
                 let _ = unsafe { result::event::destroy(point.0) };
             }
             // SAFETY: as above.

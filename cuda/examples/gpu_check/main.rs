@@ -1,14 +1,14 @@
-//! Looks whether a GPU computes and copies what it should, and how fast: correctness of the model, sameness of answers
-//! wherever KV comes from, the link, and figures. Prints a table and ends with 1 if anything is wrong.
+//! Checks a GPU: correctness of the model, equality of answers whatever the source of their KV, the
+//! link, and performance figures. Prints a table, and exits with 1 if a check fails.
 //!
-//! `gpu_check` does all that takes less than a minute; `gpu_check PART...` does some. Parts that are asked for only by
-//! name:
+//! `gpu_check` runs all parts that take less than a minute; `gpu_check PART...` runs the named
+//! parts. These parts run only by name:
 //!
 //! - `segments` measures decode steps with segments of attention of 256, 512 and 1,024 keys.
 //! - `steps` prints tables for `terrace replay --calibrate`.
-//! - `passes`, or `passes=N`, asks N long prompts twice; it pins 4 GiB of host memory for each.
-//! - `logits=FOLDER` writes the logits of a model to `FOLDER/logits.json`, for the lists of tokens in
-//!   `FOLDER/tokens.json`: see `scripts/gpu-transformers`.
+//! - `passes`, or `passes=N`, sends N long prompts twice; it pins 4 GiB of host memory for each.
+//! - `logits=FOLDER` writes the logits of a model to `FOLDER/logits.json`, for the lists of tokens
+//!   in `FOLDER/tokens.json`: see `scripts/gpu-transformers`.
 
 mod engine;
 mod figures;
@@ -27,7 +27,7 @@ use std::time::Duration;
 use table::Table;
 use terrace_cuda::Context;
 
-/// What is done, by name.
+/// Parts by name.
 const PARTS: [(&str, Part); 16] = [
     ("transformers", Part::Usual(model::like_transformers)),
     ("cuts", Part::Usual(sameness::however_it_is_cut)),
@@ -49,9 +49,9 @@ const PARTS: [(&str, Part); 16] = [
 
 #[derive(Clone, Copy)]
 enum Part {
-    /// Done if nothing is asked for.
+    /// Runs by default.
     Usual(fn(&Arc<Context>, &mut Table) -> Done),
-    /// Done if it is asked for, with what is said of it behind a `=`.
+    /// Runs if named, with the text behind a `=`.
     OnDemand(fn(&Arc<Context>, &mut Table, Option<&str>) -> Done),
 }
 

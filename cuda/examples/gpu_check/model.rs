@@ -1,4 +1,4 @@
-//! Whether the model computes what others compute, and chooses what the CPU chooses.
+//! Checks that the model computes what transformers computes, and samples as the CPU does.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,8 +7,8 @@ use std::sync::{Arc, mpsc};
 use parking_lot::Mutex;
 use terrace_cuda::{Context, CudaLlama, CudaTicket};
 use terrace_engine::{
-    Arrival, Batch, Choice, Chooser, Choosing, Chosen, Constraint, GoesOn, Grammar, GrammarError,
-    Sampling, Shaping, Span, StepLimits, StepTicket, Wanted,
+    Arrival, Batch, Choice, Chooser, Choosing, Chosen, Constraint, Continuation, Grammar,
+    GrammarError, Sampling, Shaping, Span, StepLimits, StepTicket, Wanted,
 };
 use terrace_kit::Dice;
 use terrace_scheduler::{Slot, Token};
@@ -17,7 +17,7 @@ use crate::Done;
 use crate::table::Table;
 use crate::world::{Part, World, greedy, small};
 
-/// A folder with a model, and what transformers makes of some tokens.
+/// A folder with a model, and the logits that transformers computes for some tokens.
 struct Fixture {
     name: &'static str,
     files: [(&'static str, &'static [u8]); 3],
@@ -62,11 +62,11 @@ macro_rules! fixture {
 #[derive(serde::Deserialize)]
 struct Expected {
     tokens: Vec<Token>,
-    /// After so many tokens.
+    /// Logits by number of preceding tokens.
     logits: BTreeMap<usize, Vec<f32>>,
 }
 
-/// Logits of models from folders are those of transformers, as far as bf16 goes.
+/// Checks that logits of models from folders equal those of transformers, within bf16 precision.
 pub(crate) fn like_transformers(context: &Arc<Context>, table: &mut Table) -> Done {
     for fixture in [fixture!("llama"), fixture!("qwen2")] {
         let folder = tempfile::tempdir()?;
@@ -96,7 +96,7 @@ pub(crate) fn like_transformers(context: &Arc<Context>, table: &mut Table) -> Do
     Ok(())
 }
 
-/// Writes the logits behind lists of tokens to a folder with a model, for whoever compares them.
+/// Writes the logits behind lists of tokens to a folder with a model, for an external comparison.
 pub(crate) fn logits(context: &Arc<Context>, table: &mut Table, folder: Option<&str>) -> Done {
     let folder = Path::new(folder.ok_or("say which model: logits=FOLDER")?);
     let lists: Vec<Vec<Token>> =
@@ -118,7 +118,7 @@ pub(crate) fn logits(context: &Arc<Context>, table: &mut Table, folder: Option<&
     Ok(())
 }
 
-/// The logits behind tokens that are computed at once.
+/// Returns the logits behind tokens that are computed at once.
 fn logits_of(
     world: &mut World,
     tokens: &[Token],
@@ -128,7 +128,7 @@ fn logits_of(
     Ok(logits.ok_or("no logits came")?)
 }
 
-/// Allows some tokens after each, by chance, and now and then only what ends the answer.
+/// A grammar that allows random tokens, and sometimes only stop tokens.
 #[derive(Debug)]
 struct Drawn {
     seed: u64,
@@ -154,14 +154,14 @@ impl Grammar for Drawn {
     }
 }
 
-/// The grammars of rows, until something goes wrong.
+/// Grammars of rows; none after an error.
 type Constraints = Mutex<Option<Vec<Option<Constraint>>>>;
 
 const END: Token = 3;
 const ROWS: u32 = 24;
 const STEPS: u32 = 12;
 
-/// Tokens are chosen as the CPU chooses them by the same logits, also behind a token that is awaited.
+/// Checks that the device samples as the CPU does by the same logits, also behind an awaited token.
 pub(crate) fn choices(context: &Arc<Context>, table: &mut Table) -> Done {
     let shape = small();
     let limits = StepLimits { page_size: 16, rows: ROWS, tokens_max: 1024 };
@@ -215,7 +215,8 @@ pub(crate) fn choices(context: &Arc<Context>, table: &mut Table) -> Done {
             logprobs_off: 0.0,
         };
         let on_device: &Constraints = &Mutex::new(Some(constraints()));
-        // Launching a step ahead waits for masks, and those wait for tokens: they are taken in by another thread.
+        // A launch ahead waits for masks, which wait for tokens, so another thread receives the
+        // tokens.
         let compared = std::thread::scope(|scope| {
             let (launched, tickets) = mpsc::channel();
             let (tell_tokens, tokens) = mpsc::channel();
@@ -266,12 +267,12 @@ pub(crate) fn choices(context: &Arc<Context>, table: &mut Table) -> Done {
     Ok(())
 }
 
-/// The message of an error, which can be sent to another thread.
+/// Converts an error to a message that can be sent to another thread.
 fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// Compares choices with those that the CPU makes by the same logits.
+/// Compares tokens sampled on the device with those that the CPU samples by the same logits.
 struct Compared {
     chooser: Chooser,
     constraints: Vec<Option<Constraint>>,
@@ -282,7 +283,7 @@ struct Compared {
 }
 
 impl Compared {
-    /// Compares all steps. Grammars see the tokens that the device has chosen.
+    /// Compares all steps. Grammars consume the tokens that the device has chosen.
     fn all(
         mut self,
         tickets: mpsc::Receiver<(u32, CudaTicket)>,
@@ -292,7 +293,7 @@ impl Compared {
         let mut steps = 0;
         for (step, ticket) in tickets {
             if let Err(error) = self.one(step, ticket, on_device, tokens) {
-                // Nothing waits for tokens any longer.
+                // Masks stop waiting for tokens.
                 *on_device.lock() = None;
                 return Err(error);
             }
@@ -322,9 +323,10 @@ impl Compared {
         let expected = self.by_cpu(step, &logits)?;
         push(&self.constraints);
         for (chosen, expected) in chosen.iter().zip(&expected) {
-            let is_same = chosen.token == expected.token && chosen.goes_on == expected.goes_on;
+            let is_same =
+                chosen.token == expected.token && chosen.continuation == expected.continuation;
             self.differ += usize::from(!is_same);
-            self.complete += usize::from(chosen.goes_on == GoesOn::Complete);
+            self.complete += usize::from(chosen.continuation == Continuation::Complete);
             let (a, b) = (chosen.logprobs.as_ref(), expected.logprobs.as_ref());
             let (a, b) = (a.ok_or("no logprobs")?, b.ok_or("no logprobs")?);
             let mut off = |a: f32, b: f32| self.logprobs_off = self.logprobs_off.max((a - b).abs());
@@ -339,7 +341,7 @@ impl Compared {
         Ok(())
     }
 
-    /// The choice of the CPU by logits.
+    /// Samples by logits on the CPU.
     fn by_cpu(&mut self, step: u32, logits: &[f32]) -> Result<Vec<Chosen>, String> {
         let span = |row: u32| Span {
             slot: Slot(row),

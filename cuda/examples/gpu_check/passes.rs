@@ -1,4 +1,5 @@
-//! Long prompts that come again: the device is too small for them, the host is not.
+//! Long prompts that are sent twice, with a device tier too small for them and a host tier large
+//! enough.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,12 +15,12 @@ use crate::table::Table;
 use crate::world::eight_billion;
 
 const TOKENS: u32 = 32_768;
-/// How many of them wait or run at a time.
+/// Number of prompts in flight.
 const TOGETHER: usize = 8;
-/// KV of a token in the model that is measured.
+/// Bytes of a token's KV in the measured model.
 const TOKEN_BYTES: u64 = 128 << 10;
 
-/// The second pass over some prompts, 20 if it is not said how many, against the first.
+/// Measures a second pass over some prompts, 20 by default, against the first.
 pub(crate) fn passes(context: &Arc<Context>, table: &mut Table, prompts: Option<&str>) -> Done {
     let prompts = match prompts {
         Some(number) => number.parse().map_err(|_| format!("{number} is no number of prompts"))?,

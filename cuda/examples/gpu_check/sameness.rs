@@ -1,4 +1,5 @@
-//! The same bits wherever KV comes from, whoever shares the batch, however a prompt is cut.
+//! Bitwise equality of results, whatever the source of KV, the rest of the batch and the division
+//! of a prompt.
 
 use std::sync::Arc;
 
@@ -12,8 +13,8 @@ use crate::Done;
 use crate::table::Table;
 use crate::world::{Part, World, eight_billion, greedy, small};
 
-/// All rows of products have the bits that they have among as many rows as there can be: with numbers of rows whose
-/// algorithm was chosen by time and with others, in the first layer and in another.
+/// Checks that all rows of products have the same bits as in the largest product: for numbers of
+/// rows with a tuned algorithm and without, in the first layer and in another.
 pub(crate) fn products(context: &Arc<Context>, table: &mut Table) -> Done {
     const COUNTS: [usize; 18] =
         [1, 2, 8, 24, 40, 56, 64, 80, 112, 144, 208, 256, 320, 1024, 1088, 2048, 3008, 4032];
@@ -35,7 +36,8 @@ pub(crate) fn products(context: &Arc<Context>, table: &mut Table) -> Done {
     Ok(())
 }
 
-/// KV has one name on one machine: after a restart, with other sizes, with algorithms that are kept and without.
+/// Checks that a machine has one KV fingerprint: after a restart, with other sizes, with stored
+/// algorithms and without.
 pub(crate) fn names(context: &Arc<Context>, table: &mut Table) -> Done {
     let folder = tempfile::tempdir()?;
     let kept = || Some(folder.path().to_owned());
@@ -61,7 +63,8 @@ pub(crate) fn names(context: &Arc<Context>, table: &mut Table) -> Done {
     Ok(())
 }
 
-/// Logits and KV are the same however a sequence is cut, and whoever is computed beside it.
+/// Checks that logits and KV do not depend on the division of a sequence or on the rest of the
+/// batch.
 pub(crate) fn however_it_is_cut(context: &Arc<Context>, table: &mut Table) -> Done {
     let odd = Shape { dim: 448, heads: 14, kv_heads: 2, head_dim: 64, qkv_bias: true, ..small() };
     for (name, shape, page_size) in [("128 x 4", small(), 16), ("64 x 7 with biases", odd, 2)] {
@@ -70,7 +73,8 @@ pub(crate) fn however_it_is_cut(context: &Arc<Context>, table: &mut Table) -> Do
     whichever_kernels(context, table)
 }
 
-/// Pages of four tokens are too small for Hopper's own kernels of attention: without those, logits are the same.
+/// Checks that logits are equal without Hopper's attention kernels, which need pages of more than
+/// four tokens.
 fn whichever_kernels(context: &Arc<Context>, table: &mut Table) -> Done {
     const TOKENS: u32 = 2_500;
     let shape = small();
@@ -126,7 +130,7 @@ fn check(
         let is_same = same == whole.len() && same_pages == kv.len() && is_finite;
         table.check(&format!("{name}: {what}"), &found, is_same);
     };
-    // Cut here and there, in other pages.
+    // Divided at several places, in other pages.
     let mut cuts =
         vec![0, 1, 2, 5, 64, 127, 128, 129, 700, 1023, 1024, 1025, 1030, 2047, 2049, 2490];
     cuts.push(TOKENS);
@@ -137,7 +141,7 @@ fn check(
     }
     let pages = world.kv(1, TOKENS)?;
     compare(table, "cut here and there", &last.ok_or("no step")?, &pages);
-    // With others beside, which are at other places, and token by token in the end.
+    // With other sequences at other positions, and token by token at the end.
     let mut at = [0_u32; 8];
     let mut found = None;
     while at[2] < TOKENS {

@@ -1,4 +1,4 @@
-//! How much copies in the background slow steps down.
+//! Slowdown of steps by background copies.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,12 +18,12 @@ use crate::table::Table;
 use crate::world::{Part, World, eight_billion, greedy};
 
 const PAGE_SIZE: u32 = 16;
-/// Pages of 2 MiB each way, in copies of a few of them.
+/// Number of 2 MiB pages each way, copied a few at a time.
 const PAGES: usize = 256;
 const COPY_PAGES: usize = 64;
 const LOAD: CopyDirection = CopyDirection::LoadBack;
 const WRITE: CopyDirection = CopyDirection::WriteBack;
-/// What runs beside steps; with nothing first, which the others are compared with.
+/// Copies that run beside steps; the first mode has none and is the baseline.
 const MODES: [(&str, &[CopyDirection]); 4] = [
     ("nothing", &[]),
     ("load-backs", &[LOAD]),
@@ -32,7 +32,7 @@ const MODES: [(&str, &[CopyDirection]); 4] = [
 ];
 const ROUNDS: usize = 9;
 
-/// Decode steps and prefill chunks, with and without copies.
+/// Measures decode steps and prefill chunks, with and without copies.
 pub(crate) fn slowed(context: &Arc<Context>, table: &mut Table) -> Done {
     const ROWS: u32 = 64;
     const CHUNK: u32 = 8192;
@@ -57,7 +57,7 @@ pub(crate) fn slowed(context: &Arc<Context>, table: &mut Table) -> Done {
     compare(table, &background, &mut world, "prefill chunk of 8,192", &parts, 2)
 }
 
-/// Measures a step in all modes by turns.
+/// Measures a step in all modes in turn.
 fn compare(
     table: &mut Table,
     background: &Background,
@@ -72,7 +72,7 @@ fn compare(
     for _ in 0..ROUNDS {
         for (mode, (_, directions)) in MODES.iter().enumerate() {
             let (time, rate) = background.beside(directions, || {
-                // The first finds the link filling up.
+                // The link fills up during the first run.
                 repeat(world, parts, 1)?;
                 let before = background.copied();
                 let began = Instant::now();
@@ -85,7 +85,7 @@ fn compare(
         }
     }
     for (mode, (what, _)) in MODES.iter().enumerate().skip(1) {
-        // Each against the one of its own round, since clocks and temperatures change.
+        // Each is compared within its own round, since clocks and temperatures change.
         let slower = times[mode].iter().zip(&times[0]).map(|(with, without)| with / without - 1.0);
         let slower = 100.0 * median(slower);
         let (with, without) = (median(times[mode].clone()), median(times[0].clone()));
@@ -96,7 +96,7 @@ fn compare(
     Ok(())
 }
 
-/// A device of its own, whose pages are copied while the model of another computes.
+/// A separate device, whose pages are copied while a model on another computes.
 struct Background {
     device: CudaDevice,
     device_pages: Vec<DevicePage>,
@@ -119,13 +119,13 @@ impl Background {
         Ok(Self { device, device_pages, host_pages })
     }
 
-    /// All bytes that copies have moved.
+    /// Returns the number of bytes copied.
     fn copied(&self) -> u64 {
         let stats = self.device.stats();
         stats.to_device.bytes + stats.to_host.bytes
     }
 
-    /// Does something while copies of these directions follow each other without a gap.
+    /// Runs a function while copies of these directions follow each other without a gap.
     fn beside<T>(
         &self,
         directions: &[CopyDirection],
@@ -147,7 +147,7 @@ impl Background {
         })
     }
 
-    /// Copies one part of a direction's pages after the other, two of them at a time.
+    /// Copies a direction's pages part by part, with two copies in flight.
     fn copy_until(&self, direction: CopyDirection, is_over: &AtomicBool) -> Result<(), CopyError> {
         let first = match direction {
             LOAD => 0,

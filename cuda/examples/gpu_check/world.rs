@@ -1,4 +1,4 @@
-//! A model on a GPU without an engine: pages, rows and steps by hand.
+//! A model on a GPU without an engine, with pages, rows and steps set by the caller.
 
 #![allow(unsafe_code)]
 
@@ -15,7 +15,7 @@ use terrace_kit::Dice;
 use terrace_model::{Rope, Scaling, Shape};
 use terrace_scheduler::{DevicePage, Slot, Token};
 
-/// How greedy answers are chosen, with their logits told.
+/// Returns parameters of greedy sampling that report logits.
 pub(crate) fn greedy() -> Choosing {
     Choosing {
         sampling: Sampling::GREEDY,
@@ -27,7 +27,7 @@ pub(crate) fn greedy() -> Choosing {
     }
 }
 
-/// The shape that figures are about: a Llama of 8 billion weights.
+/// Returns the shape of the measured model: a Llama of 8 billion weights.
 pub(crate) fn eight_billion() -> Shape {
     Shape {
         vocabulary: 128_256,
@@ -46,7 +46,7 @@ pub(crate) fn eight_billion() -> Shape {
     }
 }
 
-/// A small one of the same kind.
+/// Returns a small shape of the same family.
 pub(crate) fn small() -> Shape {
     Shape {
         vocabulary: 4096,
@@ -60,17 +60,17 @@ pub(crate) fn small() -> Shape {
     }
 }
 
-/// Part of a sequence to compute.
+/// A part of a sequence to compute.
 #[derive(Clone, Debug)]
 pub(crate) struct Part {
     pub(crate) slot: u32,
     pub(crate) start: u32,
     pub(crate) tokens: Vec<Token>,
-    /// The answer has so many tokens before the one to be chosen; none is if nothing.
+    /// Number of answer tokens before the one to choose; none if no token is chosen.
     pub(crate) index: Option<u32>,
-    /// Its only token is that which this output of the step before has chosen.
+    /// Output of the step before that supplies the only token.
     pub(crate) awaited: Option<usize>,
-    /// Tokens that may be chosen; all of them without a grammar.
+    /// Tokens that may be chosen; all tokens without a mask.
     pub(crate) mask: Option<Mask>,
 }
 
@@ -81,7 +81,7 @@ impl Part {
     }
 }
 
-/// A model with rows, each of which has as many pages.
+/// A model with rows of equally many pages.
 pub(crate) struct World {
     context: Arc<Context>,
     pub(crate) device: CudaDevice,
@@ -118,7 +118,7 @@ impl World {
         Ok(world)
     }
 
-    /// Fills all pages with what is no number: a step may use of them only what it, or one before it, has written.
+    /// Fills all pages with NaN: a step may read only what it or a step before it has written.
     fn spoil(&self) -> Result<(), Box<dyn std::error::Error>> {
         let memory = self.device.memory();
         let bytes = memory.pages() as usize * memory.page_bytes();
@@ -130,13 +130,13 @@ impl World {
         Ok(())
     }
 
-    /// Fills all pages with numbers of about one, as if their tokens had been computed: reading zeros takes less power,
-    /// and a GPU that reaches the most it may take computes slower.
+    /// Fills all pages with numbers of about one, as if their tokens had been computed. Reading
+    /// zeros draws less power, and a GPU at its power limit is slower.
     pub(crate) fn fill(&self) -> Result<(), Box<dyn std::error::Error>> {
         let memory = self.device.memory();
         let (base, page_bytes) = (memory.base().0, memory.page_bytes());
         let bytes = memory.pages() as usize * page_bytes;
-        // Of bf16: any sign and fraction, and exponents of one half and one.
+        // bf16 with any sign and fraction, and the exponents of one half and one.
         let drawn = Dice::new(6).tokens(page_bytes / 2, 1 << 16);
         let page: Vec<u16> = drawn.iter().map(|bits| 0x3f00 | (*bits as u16 & 0x80ff)).collect();
         self.context.bind()?;
@@ -152,13 +152,13 @@ impl World {
         Ok(())
     }
 
-    /// Somebody comes to a row.
+    /// Assigns a sequence to a row.
     pub(crate) fn come(&mut self, slot: u32, choosing: Choosing, produced: &[Token]) {
         let produced = produced.to_vec();
         self.came.push(Arrival { produced, ..Arrival::new(Slot(slot), Arc::new(choosing)) });
     }
 
-    /// The pages of a row.
+    /// Returns the pages of a row.
     pub(crate) fn row(&self, slot: u32) -> &[DevicePage] {
         &self.pages[slot as usize * self.row_pages..][..self.row_pages]
     }
@@ -193,12 +193,12 @@ impl World {
         self.launch(parts)?.finish().result
     }
 
-    /// The fingerprint that names the model's KV.
+    /// Returns the fingerprint that names the model's KV.
     pub(crate) fn fingerprint(&self) -> String {
         self.model.fingerprint()
     }
 
-    /// Which products differ from those of as many rows as there can be, in words.
+    /// Returns a description of the products whose bits depend on the number of rows.
     pub(crate) fn product_differences(
         &mut self,
         layer: usize,
@@ -207,7 +207,7 @@ impl World {
         self.model.product_differences(layer, counts)
     }
 
-    /// What the pages of a row hold, up to so many tokens' pages.
+    /// Returns the content of the pages that hold a row's first tokens.
     pub(crate) fn kv(&self, slot: u32, tokens: u32) -> Result<Vec<Vec<u8>>, CudaError> {
         let page_size = self.device.layout().page_size();
         let pages = &self.row(slot)[..(tokens / page_size) as usize];

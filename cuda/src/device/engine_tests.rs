@@ -1,13 +1,13 @@
-//! A whole engine on the device: a model whose steps are work in a stream, like those of a real one, answers what it must,
-//! whatever is copied meanwhile.
+//! Tests of a complete engine on the device, with a model whose steps run in a stream. Answers must
+//! be correct whatever copies run beside them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use terrace_engine::{
-    Batch, Chosen, EndReason, Ending, Engine, Finished, Generate, GoesOn, KvForm, KvLayout, KvType,
-    Model, ModelError, Output, PageTable, Slab, StepLimits, StepTicket, Update,
+    Batch, Chosen, Continuation, EndReason, Ending, Engine, Finished, Generate, KvForm, KvLayout,
+    KvType, Model, ModelError, Output, PageTable, Slab, StepLimits, StepTicket, Update,
 };
 use terrace_scheduler::{Config, RateConfig, Token};
 
@@ -21,8 +21,9 @@ const VOCABULARY: u64 = 1000;
 const NEW_TOKENS: u32 = 3;
 const NUMBER_BYTES: usize = 8;
 
-/// The KV of a token in a layer is one number: of its token, of its KV in the layer before, and of the KV of all tokens
-/// before it. What is chosen is made of the last.
+/// Returns the KV of a token in a layer, a single number: a function of the token, of its KV in the
+/// layer before, and of the KV of all tokens before it. The chosen token depends on the KV of the
+/// last layer.
 fn kv(token: Token, layer_before: u64, earlier: impl Iterator<Item = u64>) -> u64 {
     let mixed = earlier.zip(1_u64..).fold(layer_before, |sum, (kv, position)| {
         sum.wrapping_add((kv ^ position).wrapping_mul(0x9e37_79b9_7f4a_7c15))
@@ -30,7 +31,7 @@ fn kv(token: Token, layer_before: u64, earlier: impl Iterator<Item = u64>) -> u6
     (mixed ^ u64::from(token)).wrapping_mul(0xd6e8_feb8_6659_fd93).rotate_left(29)
 }
 
-/// What must be answered, computed without pages.
+/// Computes the expected answer without pages.
 fn answer(prompt: &[Token]) -> Vec<Token> {
     let mut tokens = prompt.to_vec();
     for _ in 0..NEW_TOKENS {
@@ -52,24 +53,24 @@ fn kv_layout() -> KvLayout {
     KvLayout { slabs: vec![Slab { layers: 0..LAYERS, dtype: KvType::U8, form }] }
 }
 
-/// Its steps are work in a stream.
+/// A model whose steps run in a stream.
 struct StreamModel {
     fake: FakeDriver,
     stream: Stream,
     memory: Option<CudaMemory>,
     table: PageTable,
-    /// The way in which it rounds, known once it has begun.
+    /// Simulated rounding mode, known once the model has started.
     bits: u64,
 }
 
-/// A span with the addresses of its KV, position by position.
+/// A span with the KV addresses of its positions.
 struct Row {
     tokens: Vec<Token>,
     start: usize,
     at: Vec<DeviceAddress>,
 }
 
-/// From a layer of a page to the next.
+/// Distance between the layers of a page.
 const LAYER_BYTES: usize = PAGE_SIZE as usize * NUMBER_BYTES;
 
 fn number(access: &mut Access<'_>, at: DeviceAddress, layer: usize) -> u64 {
@@ -180,8 +181,12 @@ impl StepTicket for StreamTicket {
         let began_at = Instant::now();
         let waited = self.fence.wait().map_err(|error| ModelError(error.to_string()));
         let output = |token: &Token| {
-            let chosen =
-                Chosen { token: *token, goes_on: GoesOn::Yes, logprobs: None, logits: None };
+            let chosen = Chosen {
+                token: *token,
+                continuation: Continuation::Yes,
+                logprobs: None,
+                logits: None,
+            };
             Output { chosen: Some(chosen), scores: Vec::new() }
         };
         let result = waited.map(|()| self.chosen.lock().iter().map(output).collect());
@@ -189,7 +194,8 @@ impl StepTicket for StreamTicket {
     }
 }
 
-/// Prompts that share beginnings, each of which is longer than what the device can keep besides.
+/// Returns prompts with shared prefixes. Each is longer than the space that the device has beside
+/// it.
 fn prompts() -> Vec<Vec<Token>> {
     let text = |seed: u32, length: u32| (0..length).map(move |n| (seed * 37 + n * 11) % 997);
     let documents = (0..6).map(|document| text(document, 40).collect::<Vec<Token>>());
@@ -260,7 +266,7 @@ async fn answers_are_right(load_back_overlaps: bool, seed: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn kv_is_named_by_how_a_model_rounds_that_has_begun() {
+async fn kv_names_include_rounding_after_start() {
     let mut names = Vec::new();
     for bits in [1, 2, 1] {
         let fake = FakeDriver::new(1 << 20, 1);
@@ -280,7 +286,7 @@ async fn kv_is_named_by_how_a_model_rounds_that_has_begun() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_device_lost_in_a_step_ends_requests_and_the_engine() {
+async fn device_lost_in_a_step_ends_requests_and_engine() {
     let fake = FakeDriver::new(1 << 20, 1);
     let stream = fake.create_stream(Priority::High).unwrap();
     let layout = kv_layout().pages(PAGE_SIZE).unwrap();
@@ -308,12 +314,12 @@ async fn a_device_lost_in_a_step_ends_requests_and_the_engine() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_are_right_whatever_is_copied() {
+async fn answers_are_right_during_copies() {
     answers_are_right(false, 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_are_right_when_steps_begin_before_what_they_read_has_come() {
+async fn answers_are_right_when_steps_start_during_load_backs() {
     for seed in 0..3 {
         answers_are_right(true, seed).await;
     }

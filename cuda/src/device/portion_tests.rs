@@ -1,4 +1,4 @@
-//! Copies of so many pages that they are handed over in portions.
+//! Copies of enough pages to be submitted in portions.
 
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ const SOON: Duration = Duration::from_secs(20);
 const LOAD: CopyDirection = CopyDirection::LoadBack;
 const WRITE: CopyDirection = CopyDirection::WriteBack;
 const PAGES: usize = 3000;
-/// With all pages, each layer is a group of its own.
+/// Layers, each a separate group if all pages are copied.
 const LAYERS: usize = 4;
 const LAYER_BYTES: usize = 2048;
 
@@ -62,7 +62,7 @@ impl Scene {
         self.device.host().unwrap()
     }
 
-    /// The slot of the host page that belongs to the n-th device page.
+    /// Returns the slot of the host page that belongs to the n-th device page.
     fn host_slot(&self, n: usize) -> u32 {
         self.host_pages.as_slice()[n * 7 % PAGES].slot()
     }
@@ -97,13 +97,13 @@ impl Scene {
     }
 }
 
-/// What is in the n-th device page.
+/// Returns the content of the n-th device page.
 fn bytes(n: usize, salt: usize) -> Vec<u8> {
     (0..LAYERS * LAYER_BYTES).map(|at| (at * 31 + n * 101 + n / 256 * 7 + salt) as u8).collect()
 }
 
 #[test]
-fn every_byte_of_a_large_copy_arrives() {
+fn large_copy_moves_every_byte() {
     for batch_from in [None, Some(1)] {
         let ways = CopyWays { to_device_batch_from: batch_from, to_host_batch_from: batch_from };
         let scene = Scene::new(CudaConfig { ways: Some(ways), ..config() });
@@ -133,7 +133,7 @@ fn every_byte_of_a_large_copy_arrives() {
 }
 
 #[test]
-fn pages_are_given_back_while_others_are_copied() {
+fn pages_are_released_while_others_are_copied() {
     for direction in [LOAD, WRITE] {
         let scene = Scene::new(config());
         scene.fake.change_faults(|faults| faults.delay_us_max = 20_000);
@@ -151,7 +151,7 @@ fn pages_are_given_back_while_others_are_copied() {
 }
 
 #[test]
-fn a_page_that_is_not_to_be_had_fails_the_copy_and_nothing_else() {
+fn unavailable_page_fails_only_its_copy() {
     for direction in [LOAD, WRITE] {
         let scene = Scene::new(config());
         let in_use = scene.host().target(scene.host_slot(PAGES - 1)).unwrap();
@@ -182,7 +182,7 @@ fn pages_of_every_portion_are_compared() {
 }
 
 #[test]
-fn whatever_call_fails_in_the_middle_all_pages_come_back() {
+fn failed_calls_return_all_pages() {
     for direction in [LOAD, WRITE] {
         for call in ["record", "wait", "fetch", "copy_by_kernel", "sleep_until", "create_event"] {
             for after in 1..3 {
@@ -202,7 +202,7 @@ fn whatever_call_fails_in_the_middle_all_pages_come_back() {
 }
 
 #[test]
-fn devices_are_made_in_a_room_one_after_the_other() {
+fn room_serves_devices_in_succession() {
     let fake = FakeDriver::new(1 << 30, 1);
     let driver: Arc<dyn Driver> = Arc::new(fake.clone());
     let host_bytes = Room::host_bytes(PAGES as u32, LAYERS * LAYER_BYTES);
@@ -216,7 +216,7 @@ fn devices_are_made_in_a_room_one_after_the_other() {
     let host = first.host().unwrap().clone();
     assert!(matches!(make(10), Err(CudaError::Config(_))), "another has it");
     drop(first);
-    assert!(matches!(make(10), Err(CudaError::Config(_))), "somebody has its pages");
+    assert!(matches!(make(10), Err(CudaError::Config(_))), "its pages are in use");
     host.target(9).unwrap().fill(5);
     drop(host);
     let second = make(10).unwrap();

@@ -1,4 +1,4 @@
-//! The device on a driver that delays, fails and watches.
+//! Tests of the device on a driver that delays, fails and checks accesses.
 
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ type Outcome = Receiver<Result<(), CopyError>>;
 
 /// A device, its driver, and pages to copy.
 struct Scene {
-    // Goes first.
+    // Dropped first.
     _end: EndOnPanic,
     fake: FakeDriver,
     device: CudaDevice,
@@ -30,7 +30,7 @@ struct Scene {
     steps: Stream,
 }
 
-/// A test that has failed does not wait for what it has held up.
+/// Releases all gates after a failed test.
 struct EndOnPanic(FakeDriver);
 
 impl Drop for EndOnPanic {
@@ -41,7 +41,7 @@ impl Drop for EndOnPanic {
     }
 }
 
-/// 4 layers of 256 bytes.
+/// Returns a layout of 4 layers of 256 bytes.
 fn small_layout() -> PageLayout {
     KvLayout::keys_and_values(KvType::F32, 4, 1, 8).pages(4).unwrap()
 }
@@ -97,7 +97,7 @@ impl Scene {
         self.fake.read(self.address(n), self.page_bytes())
     }
 
-    /// Starts a copy of pages, the n-th on device and the n-th on host each.
+    /// Starts a copy between the n-th device pages and the n-th host pages.
     fn start(
         &self,
         direction: CopyDirection,
@@ -125,7 +125,7 @@ impl Scene {
         self.start(direction, pages, None).1.recv_timeout(SOON).unwrap()
     }
 
-    /// A lane takes no more copies until the returned value is dropped: whoever was told of one keeps its thread.
+    /// Blocks the thread of a lane in a completion callback until the returned value is dropped.
     fn hold_lane(&self, direction: CopyDirection) -> mpsc::Sender<()> {
         let (go_on, wait) = mpsc::channel();
         self.device.start_copy(CopyJob {
@@ -141,7 +141,7 @@ impl Scene {
         go_on
     }
 
-    /// A step that writes a byte all over a page.
+    /// Submits a step that fills a page with a byte.
     fn step(&self, n: usize, byte: u8) -> CudaFence {
         self.fake.fill(self.steps, self.address(n), self.page_bytes(), byte);
         let fence = self.device.memory().fence().unwrap();
@@ -149,7 +149,8 @@ impl Scene {
         fence
     }
 
-    /// The same, but not before the ban is lifted; nobody may touch the page before.
+    /// Submits the same step behind a ban on the page; any access before the ban is lifted is a
+    /// violation.
     fn slow_step(&self, n: usize, byte: u8) -> (u64, CudaFence) {
         let at = self.address(n).0;
         let ban = self.fake.ban(at..at + self.page_bytes() as u64);
@@ -158,7 +159,7 @@ impl Scene {
     }
 }
 
-/// Bytes that differ from page to page and from place to place.
+/// Returns bytes that differ from page to page and from place to place.
 fn pattern(page: usize, bytes: usize) -> Vec<u8> {
     (0..bytes).map(|at| (at * 31 + at / 256 * 7 + page * 101 + 1) as u8).collect()
 }
@@ -179,7 +180,7 @@ fn wait_until(is_so: impl Fn() -> bool) {
 }
 
 #[test]
-fn bytes_go_to_host_and_back_by_either_way_whatever_their_size() {
+fn round_trip_keeps_bytes_for_both_ways_and_all_sizes() {
     let odd = KvLayout {
         slabs: vec![
             Slab { layers: 0..3, dtype: KvType::U8, form: KvForm::Vector { elements: 777 } },
@@ -222,7 +223,7 @@ fn bytes_go_to_host_and_back_by_either_way_whatever_their_size() {
 }
 
 #[test]
-fn a_copy_waits_on_the_device_for_its_fence() {
+fn copy_waits_on_the_device_for_its_fence() {
     let scene = Scene::new();
     let (ban, fence) = scene.slow_step(0, 7);
     let (_, done) = scene.start(WRITE, &[0], Some(&fence));
@@ -234,7 +235,7 @@ fn a_copy_waits_on_the_device_for_its_fence() {
 }
 
 #[test]
-fn a_copy_that_does_not_wait_for_its_fence_is_caught() {
+fn detects_a_copy_that_ignores_its_fence() {
     let scene = Scene::new();
     let (ban, fence) = scene.slow_step(0, 7);
     scene.fake.change_faults(|faults| faults.not_waited_for = Some(scene.steps));
@@ -244,7 +245,7 @@ fn a_copy_that_does_not_wait_for_its_fence_is_caught() {
 }
 
 #[test]
-fn a_copy_that_lets_its_pages_go_too_early_is_caught() {
+fn detects_a_copy_that_releases_pages_too_early() {
     let scene = Scene::new();
     let (ban, fence) = scene.slow_step(0, 7);
     scene.fake.change_faults(|faults| faults.sleeps_are_short = true);
@@ -274,11 +275,11 @@ fn lanes_do_not_wait_for_each_other() {
 }
 
 #[test]
-fn a_copy_that_is_called_off_before_it_begins_touches_nothing() {
+fn cancelled_copy_that_has_not_started_touches_no_page() {
     let scene = Scene::new();
     let (ban, fence) = scene.slow_step(0, 7);
     let go_on = scene.hold_lane(WRITE);
-    // As many as a lane hands to its stream at once.
+    // As many as a lane submits to its stream at once.
     let begun: Vec<_> = (0..2).map(|n| scene.start(WRITE, &[n], Some(&fence))).collect();
     let (waiting, called_off) = scene.start(WRITE, &[5], None);
     drop(go_on);
@@ -295,8 +296,8 @@ fn a_copy_that_is_called_off_before_it_begins_touches_nothing() {
 }
 
 #[test]
-fn a_step_waits_for_layers_on_the_device() {
-    // 8 layers of 512 KiB: every one is a group of its own with all pages.
+fn step_waits_for_layers_on_the_device() {
+    // 8 layers of 512 KiB: with all pages, each is a separate group.
     let layout = KvLayout::keys_and_values(KvType::U8, 8, 1, 1 << 18).pages(1).unwrap();
     let layer_bytes = layout.bytes() / 8;
     let scene = Scene::with(config(layout), 1);
@@ -310,7 +311,7 @@ fn a_step_waits_for_layers_on_the_device() {
     let reads = scene.fake.create_stream(Priority::High).unwrap();
     let seen = Arc::new(Mutex::new(Vec::new()));
     for layer in [0, 0, 3, 7, 50] {
-        // None of this waits, though nothing can have arrived.
+        // None of these calls blocks, though no layer can have arrived.
         scene.device.memory().wait_for_layer(reads, &progress, layer).unwrap();
         if layer < 8 {
             scene.fake.peek(reads, scene.address(6).offset(layer * layer_bytes), &seen);
@@ -332,18 +333,18 @@ fn a_step_waits_for_layers_on_the_device() {
 }
 
 #[test]
-fn a_step_that_waits_for_what_does_not_come_is_told() {
+fn step_that_waits_for_a_failed_copy_fails() {
     let scene = Scene::new();
     let (progress, done) = scene.start(LOAD, &[0], Some(&scene.device.memory().fence().unwrap()));
     assert!(failure(&done).contains("never launched on the GPU"));
     let waited = scene.device.memory().wait_for_layer(scene.steps, &progress, 0);
     assert!(matches!(waited, Err(CudaError::Copy(CopyError::Failed(_)))), "{waited:?}");
-    // Nothing was asked of the device, so nothing is wrong with it.
+    // No work was submitted, so the device is not broken.
     scene.copy(LOAD, &[0]).unwrap();
 }
 
 #[test]
-fn a_copy_behind_a_step_that_never_came_does_not_touch_others() {
+fn copy_behind_an_unrecorded_fence_fails_alone() {
     let scene = Scene::new();
     let (ban, fence) = scene.slow_step(0, 7);
     let go_on = scene.hold_lane(WRITE);
@@ -363,7 +364,7 @@ fn a_copy_behind_a_step_that_never_came_does_not_touch_others() {
 }
 
 #[test]
-fn whatever_call_fails_the_copy_and_those_behind_it_fail_and_let_go() {
+fn failed_call_fails_and_releases_its_copy_and_later_ones() {
     let calls = [
         "record",
         "wait",
@@ -405,7 +406,7 @@ fn whatever_call_fails_the_copy_and_those_behind_it_fail_and_let_go() {
 }
 
 #[test]
-fn a_device_that_is_lost_ends_every_copy() {
+fn lost_device_ends_every_copy() {
     let scene = Scene::new();
     let (_, fence) = scene.slow_step(0, 7);
     let copies: Vec<_> = (0..5).map(|n| scene.start(WRITE, &[n], Some(&fence)).1).collect();
@@ -421,12 +422,12 @@ fn a_device_that_is_lost_ends_every_copy() {
 }
 
 #[test]
-fn memory_that_is_short_is_told_with_what_there_is() {
+fn out_of_memory_error_states_available_memory() {
     let fake = FakeDriver::new(5000, 1);
     let opened = CudaDevice::with_driver(Arc::new(fake.clone()), config(small_layout()), None);
     let error = opened.unwrap_err().to_string();
     assert!(error.starts_with("the GPU has no room for 8 pages of 1024 bytes"), "{error}");
-    // Pages fit, and what else is needed does not.
+    // The pages fit, but the other allocations do not.
     let opened =
         CudaDevice::with_driver(Arc::new(FakeDriver::new(8192, 1)), config(small_layout()), None);
     assert!(matches!(opened, Err(CudaError::OutOfDeviceMemory { total: 8192, .. })), "{opened:?}");
@@ -442,7 +443,7 @@ fn memory_that_is_short_is_told_with_what_there_is() {
 }
 
 #[test]
-fn dropping_the_device_waits_for_copies_and_leaves_nothing() {
+fn drop_waits_for_copies_and_releases_all_resources() {
     let scene = Scene::new();
     let (ban, fence) = scene.slow_step(0, 7);
     let copies: Vec<_> = (0..4).map(|n| scene.start(WRITE, &[n], Some(&fence)).1).collect();
@@ -465,7 +466,7 @@ fn dropping_the_device_waits_for_copies_and_leaves_nothing() {
 }
 
 #[test]
-fn a_page_that_comes_out_wrong_fails_its_copy() {
+fn corrupted_page_fails_its_copy() {
     for direction in [LOAD, WRITE] {
         let canary = Some(CanaryConfig { one_page_in: 2 });
         let scene = Scene::with(CudaConfig { canary, ..config(small_layout()) }, 1);
@@ -480,7 +481,7 @@ fn a_page_that_comes_out_wrong_fails_its_copy() {
         scene.device.corrupt_next_copy(direction);
         let wrong = failure(&scene.start(direction, &[6, 7], None).1);
         assert!(wrong.contains("not the same on both sides"), "{wrong}");
-        // What is wrong once need not be wrong again.
+        // A single corruption does not affect later copies.
         scene.copy(direction, &[4, 5]).unwrap();
         let stats = scene.device.stats();
         let link = if direction == LOAD { stats.to_device } else { stats.to_host };
@@ -489,13 +490,16 @@ fn a_page_that_comes_out_wrong_fails_its_copy() {
 }
 
 #[test]
-fn a_copy_of_pages_that_are_not_to_be_had_fails_alone() {
+fn copy_of_unavailable_pages_fails_alone() {
     let scene = Scene::new();
     let in_use = scene.device.host().unwrap().target(scene.host_page(0).slot()).unwrap();
     assert!(failure(&scene.start(WRITE, &[0], None).1).contains("in use"));
     let (ban, fence) = scene.slow_step(2, 7);
     let (_, held_up) = scene.start(WRITE, &[2], Some(&fence));
-    assert!(failure(&scene.start(WRITE, &[0], None).1).contains("in use"), "nobody waits for it");
+    assert!(
+        failure(&scene.start(WRITE, &[0], None).1).contains("in use"),
+        "the failure is immediate"
+    );
     scene.fake.lift(ban);
     held_up.recv_timeout(SOON).unwrap().unwrap();
     drop(in_use);
@@ -509,7 +513,7 @@ fn a_copy_of_pages_that_are_not_to_be_had_fails_alone() {
 }
 
 #[test]
-fn whoever_is_told_may_panic() {
+fn panic_in_a_callback_is_contained() {
     let scene = Scene::new();
     scene.device.start_copy(CopyJob {
         direction: WRITE,
@@ -523,7 +527,7 @@ fn whoever_is_told_may_panic() {
 }
 
 #[test]
-fn the_way_that_is_faster_is_chosen() {
+fn selects_the_faster_copy_way() {
     let layout = KvLayout::keys_and_values(KvType::U8, 1, 1, 1 << 20).pages(1).unwrap();
     assert_eq!(layout.bytes(), 2 << 20);
     let ways = |batch_piece_ns, kernel_kib_ns| {
@@ -535,7 +539,7 @@ fn the_way_that_is_faster_is_chosen() {
         device.ways()
     };
     let both = |bytes| CopyWays { to_device_batch_from: bytes, to_host_batch_from: bytes };
-    // 20 ns a KiB are 5 µs for 256 KiB and 20 µs for 1 MiB.
+    // 20 ns per KiB make 5 µs for 256 KiB and 20 µs for 1 MiB.
     assert_eq!(ways(6_000, 20), both(Some(1 << 20)));
     assert_eq!(ways(5_000, 20), both(Some(256 << 10)));
     assert_eq!(ways(1, 20), both(Some(64 << 10)));
@@ -543,11 +547,11 @@ fn the_way_that_is_faster_is_chosen() {
 }
 
 #[test]
-fn memory_of_others_is_pinned_as_long_as_they_want() {
+fn foreign_memory_is_pinned_until_dropped() {
     let scene = Scene::new();
     let mut memory = vec![1_u8; 4096];
     let before = scene.fake.left_behind()[1];
-    // SAFETY: the vector outlives what is pinned.
+    // SAFETY: the vector outlives the pinned range.
     let pinned = unsafe { scene.device.pin(NonNull::new(memory.as_mut_ptr()).unwrap(), 4096) };
     let pinned = pinned.unwrap();
     assert_eq!(
@@ -559,15 +563,15 @@ fn memory_of_others_is_pinned_as_long_as_they_want() {
 }
 
 #[test]
-fn copies_keep_their_order_whatever_is_delayed() {
+fn copies_keep_their_order_under_delays() {
     for seed in 0..12 {
         let canary = Some(CanaryConfig { one_page_in: 3 });
         let ways = CopyWays { to_device_batch_from: Some(1024), to_host_batch_from: None };
         let config = CudaConfig { canary, ways: Some(ways), ..config(small_layout()) };
         let scene = Scene::with(config, seed);
         scene.fake.change_faults(|faults| faults.delay_us_max = 300);
-        // Pages are written by a step, copied to host, written over and loaded again, round after round. In between nobody
-        // may touch them.
+        // A step writes pages, which are copied to host, overwritten and loaded back, repeatedly.
+        // In between any access is a violation.
         let mut bans: Vec<u64> = Vec::new();
         for round in 0..6_usize {
             bans.drain(..).for_each(|ban| scene.fake.lift(ban));
@@ -596,8 +600,8 @@ fn copies_keep_their_order_whatever_is_delayed() {
     }
 }
 
-/// The time that the threads of this process have had on processors: other than the time that passes, it does not depend
-/// on who else uses them.
+/// Returns the processor time of this process's threads, which is independent of the load of the
+/// machine.
 fn processor_ns() -> u64 {
     let threads = std::fs::read_dir("/proc/self/task").unwrap();
     let ran = threads.filter_map(|thread| {
@@ -607,11 +611,11 @@ fn processor_ns() -> u64 {
     ran.sum()
 }
 
-/// What a page costs the thread of copies:
-/// `cargo test --release -p terrace-cuda --lib what_a_page_costs -- --ignored --nocapture`.
+/// Measures the time that the copy thread spends on a page: `cargo test --release -p terrace-cuda
+/// --lib cost_of_a_page -- --ignored --nocapture`.
 #[test]
 #[ignore = "it measures"]
-fn what_a_page_costs() {
+fn cost_of_a_page() {
     const PAGES: u32 = 1 << 19;
     let layout = KvLayout::keys_and_values(KvType::U8, 1, 1, 8).pages(1).unwrap();
     let config = CudaConfig { device_pages: PAGES, host_pages: PAGES, ..config(layout) };
@@ -626,7 +630,7 @@ fn what_a_page_costs() {
     for run in 0..20 {
         let direction = [LOAD, WRITE][run % 2];
         let (sender, receiver) = mpsc::channel();
-        // All over the place: every page once, since the factor is odd.
+        // A permutation of the pages, since the factor is odd.
         let scattered = (0..PAGES).map(|n| n.wrapping_mul(7919) % PAGES);
         let job = CopyJob {
             direction,

@@ -1,4 +1,5 @@
-//! Algorithms of matrix products that were chosen by time, kept in a file, so that a restart chooses the same.
+//! Matrix-product algorithms that were selected by timing, stored in a file so that a restart uses
+//! the same ones.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -9,28 +10,28 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::products::Size;
 
-/// The first line of a file: what it is, and the version of its format.
+/// First line of a file: its type and format version.
 const TITLE: &str = "terrace: algorithms of matrix products, format 1";
-/// The last line begins with this.
+/// Prefix of the last line.
 const CHECKSUM: &str = "checksum ";
 
-/// An algorithm as cuBLASLt describes it: valid for one version of the library and one kind of GPU.
+/// An algorithm as an opaque cuBLASLt value, valid for one library version and one kind of GPU.
 pub(super) type Algorithm = [u64; 8];
 
-/// The algorithms chosen on a machine.
+/// The algorithms selected on a machine.
 #[derive(Debug, Default)]
 pub(super) struct Choices {
-    /// The file, where they are kept.
+    /// File of the algorithms, if they are stored.
     file: Option<PathBuf>,
-    /// The GPU and the versions of libraries that they are valid for, in one line.
+    /// The GPU and the library versions for which they are valid, in one line.
     machine: String,
     algorithms: BTreeMap<Size, Algorithm>,
     is_saved: bool,
 }
 
 impl Choices {
-    /// Reads those that are kept in a folder for a machine. A file that is damaged, or of another machine, is not used,
-    /// and is written anew. Without a folder nothing is kept.
+    /// Reads the stored algorithms of a machine from a folder. A damaged file or one of another
+    /// machine is ignored and rewritten. Without a folder nothing is stored.
     pub(super) fn open(folder: Option<&Path>, machine: String) -> Self {
         let name = format!("products-{:016x}.txt", xxh3_64(machine.as_bytes()));
         let file = folder.map(|folder| folder.join(name));
@@ -52,18 +53,18 @@ impl Choices {
         choices
     }
 
-    /// The algorithm chosen for a size.
+    /// Returns the algorithm of a size.
     pub(super) fn get(&self, size: Size) -> Option<Algorithm> {
         self.algorithms.get(&size).copied()
     }
 
-    /// Notes the algorithm chosen for a size.
+    /// Sets the algorithm of a size.
     pub(super) fn set(&mut self, size: Size, algorithm: Algorithm) {
         self.is_saved = false;
         self.algorithms.insert(size, algorithm);
     }
 
-    /// Writes the file, if there is something new.
+    /// Writes the file if an algorithm was added.
     pub(super) fn save(&mut self) {
         let Some(file) = self.file.as_ref().filter(|_| !self.is_saved) else { return };
         match write_whole(file, &text_of(&self.algorithms, &self.machine)) {
@@ -92,7 +93,7 @@ fn text_of(algorithms: &BTreeMap<Size, Algorithm>, machine: &str) -> String {
 }
 
 /// # Errors
-/// Why a file cannot be used.
+/// Returns the reason for which a file is ignored.
 fn parse(text: &str, machine: &str) -> Result<BTreeMap<Size, Algorithm>, &'static str> {
     let body = text.rfind(CHECKSUM).map(|end| text.split_at(end));
     let (body, last) = body.ok_or("it has no checksum")?;
@@ -121,7 +122,7 @@ fn entry(line: &str) -> Option<(Size, Algorithm)> {
     words.next().is_none().then_some((Size { rows, outputs, inputs, is_wide }, algorithm))
 }
 
-/// Writes a file such that it is there whole or not at all.
+/// Writes a file atomically.
 fn write_whole(file: &Path, text: &str) -> io::Result<()> {
     if let Some(folder) = file.parent() {
         std::fs::create_dir_all(folder)?;
@@ -157,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restart_chooses_what_was_chosen_before() {
+    fn restart_uses_stored_algorithms() {
         let folder = tempfile::tempdir().unwrap();
         let folder = &folder.path().join("made/on/demand");
         saved(folder);
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_damaged_or_of_another_machine_is_refused_and_written_anew() {
+    fn damaged_or_foreign_file_is_ignored_and_rewritten() {
         let folder = tempfile::tempdir().unwrap();
         let file = saved(folder.path());
         let text = std::fs::read_to_string(&file).unwrap();
@@ -195,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_folder_nothing_is_kept() {
+    fn stores_nothing_without_a_folder() {
         let mut choices = Choices::open(None, MACHINE.to_owned());
         choices.set(size(1), algorithm(1));
         choices.save();

@@ -1,4 +1,4 @@
-//! From logits to tokens: what is handed to the GPU for the outputs of a step, and what comes back.
+//! Sampling on the GPU: the inputs of a step's outputs, and the results.
 
 #![allow(unsafe_code)]
 
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cudarc::driver::result;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use terrace_engine::{GoesOn, GrammarError, Logprobs, StepLimits};
+use terrace_engine::{Continuation, GrammarError, Logprobs, StepLimits};
 use terrace_model::Shape;
 
 use super::forward::Forward;
@@ -23,10 +23,10 @@ use crate::error::CudaError;
 use crate::memory::Allocation;
 use crate::pinned::PinnedBytes;
 
-/// Likeliest tokens that can be asked for beside each.
+/// Largest number of likeliest tokens that can be requested with each token.
 const TOP_MAX: u32 = 64;
 
-/// Where the lists of a step lie.
+/// Places of the lists of a step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sections {
     draws: Section,
@@ -39,14 +39,14 @@ impl Sections {
     }
 }
 
-/// Chooses tokens.
+/// The sampler of a model.
 #[derive(Debug)]
 pub(super) struct Choosing {
     driver: Arc<dyn Driver>,
     sections: Sections,
-    /// By output. What the step before has chosen, until this one chooses.
+    /// Chosen tokens by output: those of the step before, until this step samples.
     chosen: Allocation,
-    /// By output, where there is a mask: whether nothing is left to be chosen.
+    /// By output with a mask: whether no token is left to choose.
     is_complete: Allocation,
     rows: usize,
     shaper: Shaper,
@@ -55,44 +55,44 @@ pub(super) struct Choosing {
     spare: Arc<Mutex<Spare>>,
 }
 
-/// Pinned memory for what comes back, used again and again: pinning takes longer than a step.
+/// Pinned memory for results, reused: pinning takes longer than a step.
 #[derive(Debug, Default)]
 struct Spare {
     memory: Vec<PinnedBytes>,
     told: Vec<PinnedBytes>,
 }
 
-/// What comes back of a step.
+/// Results of a step.
 #[derive(Debug)]
 pub(super) struct Results {
-    /// Chosen tokens, which grammars are complete, and then likelihoods.
+    /// Chosen tokens, completion flags of grammars, and log-probabilities.
     memory: Option<PinnedBytes>,
     is_complete_at: usize,
     likelihoods_at: usize,
     stride: u32,
-    /// Logits that the host is told, one row behind the other.
+    /// Logits for the host, in consecutive rows.
     told: Option<PinnedBytes>,
-    /// Outputs whose grammars are at their limits.
+    /// Outputs whose grammars have exceeded their limits.
     failed: Vec<(usize, GrammarError)>,
     spare: Arc<Mutex<Spare>>,
 }
 
 impl Results {
-    /// Tells whether the token that an output has chosen by a mask may follow.
-    pub(super) fn goes_on(&self, output: usize) -> GoesOn {
+    /// Returns how the answer can go on behind the masked token of an output.
+    pub(super) fn continuation(&self, output: usize) -> Continuation {
         if let Some((_, error)) = self.failed.iter().find(|(failed, _)| *failed == output) {
-            return GoesOn::Failed(error.clone());
+            return Continuation::Failed(error.clone());
         }
         let is_complete: u32 = plain::read(&self.bytes()[self.is_complete_at + output * 4..]);
-        if is_complete == 0 { GoesOn::Yes } else { GoesOn::Complete }
+        if is_complete == 0 { Continuation::Yes } else { Continuation::Complete }
     }
 
-    /// The token that an output has chosen.
+    /// Returns the token that an output has chosen.
     pub(super) fn chosen(&self, output: usize) -> u32 {
         plain::read(&self.bytes()[output * 4..])
     }
 
-    /// The answer to a score.
+    /// Returns the result of a score.
     pub(super) fn logprobs(&self, score: usize, top: usize) -> Logprobs {
         let first = self.likelihoods_at + score * self.stride as usize * size_of::<Likelihood>();
         let at = |place: usize| -> Likelihood {
@@ -103,7 +103,7 @@ impl Results {
         Logprobs { token, logprob, top }
     }
 
-    /// Logits that the host is told.
+    /// Returns logits that were copied to the host.
     pub(super) fn logits(&self, row: usize, vocabulary: usize) -> Vec<f32> {
         let bytes = self.told.as_ref().expect("they were asked for").bytes();
         let row = &bytes[row * vocabulary * 4..][..vocabulary * 4];
@@ -146,7 +146,7 @@ impl Choosing {
         })
     }
 
-    /// Where the tokens are that the step before has chosen.
+    /// Returns the address of the tokens that the step before has chosen.
     pub(super) fn chosen(&self) -> DeviceAddress {
         self.chosen.at()
     }
@@ -158,7 +158,7 @@ impl Choosing {
         header.write(sections.scores, &work.scores)
     }
 
-    /// Gets memory for what comes back.
+    /// Allocates memory for the results.
     pub(super) fn begin(&self, work: &Work) -> Result<Results, CudaError> {
         let stride = 1 + work.scores.iter().map(|score| score.top).max().unwrap_or(0);
         let bytes = work.scores.len() * stride as usize * size_of::<Likelihood>();
@@ -183,7 +183,7 @@ impl Choosing {
         })
     }
 
-    /// Hands over what follows the logits of some rows.
+    /// Submits the sampling of some rows of logits.
     pub(super) fn choose(
         &mut self,
         forward: &Forward,
@@ -195,7 +195,8 @@ impl Choosing {
         let (stream, kernels) = (forward.stream, &forward.kernels);
         let vocabulary = forward.shape.vocabulary;
         let row_bytes = vocabulary * 4;
-        // Lists have rows of all logits; these are where they would be if all of them were there.
+        // Lists index all rows of logits, but only these rows are in memory: the base address is
+        // moved back accordingly.
         let before = rows.start as usize * row_bytes;
         let from = |allocation: &Allocation| allocation.at().0.wrapping_sub(before as u64);
         let (logits, shaped) = (from(&forward.buffers().logits), from(self.shaper.shaped()));
@@ -232,7 +233,7 @@ impl Choosing {
         Ok(())
     }
 
-    /// Copies the logits of which the host is told.
+    /// Copies the requested logits to the host.
     fn tell(
         &self,
         forward: &Forward,
@@ -244,7 +245,7 @@ impl Choosing {
         let row_bytes = forward.shape.vocabulary * 4;
         for told in within(&work.told, rows, |row| *row) {
             if results.told.is_none() {
-                // A power of two, so that what is spare is soon large enough.
+                // A power of two, so that reused buffers are soon large enough.
                 let bytes = work.told.len().next_power_of_two() * row_bytes;
                 let spare = self.spare.lock().told.pop();
                 let spare = spare.filter(|spare| spare.bytes().len() >= bytes);
@@ -261,7 +262,7 @@ impl Choosing {
         Ok(())
     }
 
-    /// Has what was chosen brought back.
+    /// Submits the copy of the results to the host.
     pub(super) fn end(
         &self,
         forward: &Forward,
@@ -283,19 +284,19 @@ impl Choosing {
                 pieces.push(Piece { to, from, bytes });
             }
         }
-        // By a kernel: copy engines may be busy with pages for a long time.
-        // SAFETY: there is as much on both sides, and the host reads it only when the step has ended.
+        // Copied by a kernel: copy engines may be busy with pages for a long time. SAFETY: both
+        // sides have equal sizes, and the host reads the result only when the step has ended.
         Ok(unsafe { self.driver.fetch_all(forward.stream, &pieces) }?)
     }
 }
 
-/// Those of a list that belong to some rows: it is in their order.
+/// Returns the elements of a sorted list that belong to some rows.
 fn within<T>(all: &[T], rows: &Range<u32>, row: impl Fn(&T) -> u32) -> Range<usize> {
     let first = all.partition_point(|it| row(it) < rows.start);
     first..all.partition_point(|it| row(it) < rows.end)
 }
 
-/// So many of them, in bytes.
+/// Returns the bytes of `count` values.
 fn bytes<T>(count: usize) -> u64 {
     (count * size_of::<T>()) as u64
 }

@@ -1,5 +1,5 @@
-//! Products of few rows with the model's matrices, by kernels of our own: they read a matrix once, at the speed of the
-//! memory, and give the bits that [`Products`](super::products::Products) gives.
+//! Products of few rows with the model's matrices, by special kernels. They read a matrix once, at
+//! memory speed, and give the same bits as [`Products`](super::products::Products).
 
 #![allow(unsafe_code)]
 
@@ -9,16 +9,16 @@ use super::kernels::{FewRowsKernels, Kernel, Map, Parameters, Tiles};
 use super::matrix::Matrix;
 use crate::driver::{CallError, DeviceAddress, Stream};
 
-/// So many rows are few.
+/// Largest number of rows for these kernels.
 pub(super) const FEW_ROWS_MAX: usize = 64;
-/// Blocks that bring rows for each other.
+/// Blocks that load rows for each other.
 const SHARERS: usize = 2;
-/// Rows that a block brings: as few as there are of these.
+/// Rows that a block loads: the smallest sufficient number.
 const ROWS_EACH: [usize; 3] = [8, 16, FEW_ROWS_MAX / SHARERS];
-/// Inputs that are added up at once: all of them must be whole.
+/// Inputs that are added at once; their number must be a multiple of it.
 const INPUTS_AT_ONCE: usize = 128;
 
-/// Maps of all matrices, and of the rows that they are multiplied with.
+/// Tensor maps of all matrices, and of the rows that they are multiplied with.
 #[derive(Debug)]
 pub(super) struct FewRows {
     layers: Vec<[Product; 4]>,
@@ -26,19 +26,19 @@ pub(super) struct FewRows {
     blocks: usize,
 }
 
-/// A matrix and its rows, as the copy engine knows them.
+/// Tensor maps of a matrix and its rows.
 #[derive(Debug)]
 struct Product {
     kernel: Kernel,
     weights: Map,
     rows: [Map; ROWS_EACH.len()],
     inputs: usize,
-    /// Of the kernel: those of gates are not seen.
+    /// Outputs of the kernel, without gates.
     outputs: usize,
     tile: usize,
 }
 
-/// Where a matrix is, and the rows that it is multiplied with.
+/// Addresses of a matrix and of the rows that it is multiplied with.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Places {
     pub(super) weights: DeviceAddress,
@@ -46,7 +46,7 @@ pub(super) struct Places {
 }
 
 impl FewRows {
-    /// None where the kernels cannot do it.
+    /// Creates the maps; none if the kernels do not support the shape.
     pub(super) fn new(
         shape: &Shape,
         kernels: &FewRowsKernels,
@@ -91,11 +91,11 @@ impl FewRows {
         }))
     }
 
-    /// Hands a product to a stream; for [`Matrix::GateUp`], what the gates let through.
+    /// Submits a product to a stream; for [`Matrix::GateUp`], the gated values.
     ///
     /// # Safety
-    /// As for [`Products::multiply`](super::products::Products::multiply), with rows where they were said to be, and no
-    /// more than [`FEW_ROWS_MAX`].
+    /// Same as for [`Products::multiply`](super::products::Products::multiply). The rows must be at
+    /// the addresses given before, and at most [`FEW_ROWS_MAX`].
     pub(super) unsafe fn multiply(
         &self,
         stream: Stream,
@@ -122,7 +122,7 @@ impl FewRows {
             .narrow(product.outputs as u32)
             .narrow(ROWS_EACH[enough] as u32)
             .narrow(rows as u32);
-        // SAFETY: as the caller says.
+        // SAFETY: guaranteed by the caller.
         unsafe { product.kernel.launch(stream, blocks.next_multiple_of(SHARERS), parameters) }
     }
 }

@@ -1,4 +1,4 @@
-//! The forward pass: what is handed to the GPU for the tokens of a step.
+//! The forward pass: the GPU work for the tokens of a step.
 
 #![allow(unsafe_code)]
 
@@ -21,18 +21,18 @@ use crate::driver::{CallError, DeviceAddress, Driver, Priority, Stream};
 use crate::error::CudaError;
 use crate::memory::{Allocation, CudaMemory};
 
-/// Steps of at most so many tokens, each of another sequence, are computed by graphs.
+/// Largest step that is computed by a graph, if each of its tokens is of another sequence.
 pub(super) const GRAPH_TOKENS_MAX: usize = 256;
 
-/// Up to so many rows, the fastest algorithm is looked for, and not taken to be what cuBLASLt expects: with few rows, and no
-/// sums split, that can take more than twice as long.
+/// Largest number of rows for which algorithms are timed instead of following cuBLASLt's heuristic.
+/// With few rows and no split sums, the heuristic's choice can take more than twice as long.
 const TUNED_ROWS_MAX: usize = 1024;
 
 /// Rows of logits that are computed at once.
 pub(super) const LOGITS_ROWS: usize = 256;
 
-/// Number of rows that are computed for a number of tokens. Round numbers bound the number of graphs and plans; steps
-/// that are small against the number bound the rows without a token.
+/// Returns the number of computed rows for a number of tokens. Rounding bounds the number of graphs
+/// and plans; small rounding steps bound the unused rows.
 pub(super) fn rounded(tokens: usize) -> usize {
     match tokens {
         few if few <= 8 => few.next_power_of_two(),
@@ -42,12 +42,12 @@ pub(super) fn rounded(tokens: usize) -> usize {
     }
 }
 
-/// All numbers of rows that are computed by graphs.
+/// Iterates over all numbers of rows that are computed by graphs.
 fn graph_rows() -> impl Iterator<Item = usize> {
     (1..=GRAPH_TOKENS_MAX).filter(|rows| rounded(*rows) == *rows)
 }
 
-/// All that the forward pass needs, on the device.
+/// The device state of the forward pass.
 #[derive(Debug)]
 pub(super) struct Forward {
     pub(super) shape: Shape,
@@ -55,7 +55,7 @@ pub(super) struct Forward {
     pub(super) stream: Stream,
     weights: Weights,
     products: Products,
-    /// Where there are kernels for it, and they were seen to give the same bits.
+    /// Special kernels, if they exist and gave the same bits in a check.
     few_rows: Option<FewRows>,
     memory: CudaMemory,
     map: Option<Map>,
@@ -70,15 +70,15 @@ pub(super) struct Forward {
 // SAFETY: graphs are handles, which any thread may use.
 unsafe impl Send for Forward {}
 
-/// What is between kernels. All of bf16 and `[token][element]`, unless said otherwise.
+/// Buffers between kernels; bf16 and `[token][element]` unless stated otherwise.
 #[derive(Debug)]
 pub(super) struct Buffers {
-    /// Between layers.
+    /// Residual stream between layers.
     x: Allocation,
     normed: Allocation,
     qkv: Allocation,
     found: Allocation,
-    /// What the second half of a layer, or the first, has to add.
+    /// Output of the last half layer, to be added.
     added: Allocation,
     gate_up: Allocation,
     gated: Allocation,
@@ -93,7 +93,7 @@ pub(super) struct Buffers {
     pub(super) logits: Allocation,
 }
 
-/// Where a step's lists are, and how long they are.
+/// Addresses and lengths of a step's lists.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lists {
     pub(super) tokens: DeviceAddress,
@@ -105,10 +105,10 @@ pub(super) struct Lists {
     pub(super) logits_of: DeviceAddress,
 }
 
-/// How large a step is.
+/// Size of a step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Extent {
-    /// Rounded.
+    /// Rounded number of tokens.
     pub(super) tokens: usize,
     pub(super) many: usize,
     pub(super) has_few: bool,
@@ -132,9 +132,10 @@ pub(super) struct BufferBytes {
 
 impl BufferBytes {
     pub(super) fn new(shape: &Shape, limits: StepLimits, segment: u32) -> Self {
-        // More would only be needed by many long sequences at once, some of which are then computed by fewer blocks.
+        // Only many long sequences at once would need more; some of them then use fewer blocks.
         let results_max = 4096 * super::kernels::SEGMENT / segment;
-        /// Tiles of a prompt whose segments are computed apart: with more, there is enough to do without that.
+        /// Largest number of tiles of a prompt whose segments are computed separately; more tiles
+        /// fill the device without it.
         const TILES: u32 = 16;
         let tokens = rounded(limits.tokens_max as usize).max(GRAPH_TOKENS_MAX);
         let depth = shape.head_dim.next_multiple_of(16);
@@ -185,7 +186,7 @@ impl Buffers {
         });
         let (all_sines, all_cosines): (Vec<f32>, Vec<f32>) = angles.unzip();
         for (to, numbers) in [(&cosines, &all_cosines), (&sines, &all_sines)] {
-            // SAFETY: the memory is as large.
+            // SAFETY: the memory has the same size.
             let copied = unsafe { result::memcpy_htod_sync(to.at().0, numbers) };
             call("cuMemcpyHtoD", copied)?;
         }
@@ -251,7 +252,7 @@ impl Forward {
         &self.buffers
     }
 
-    /// Hands the layers to the stream.
+    /// Submits the layers to the stream.
     pub(super) fn layers(
         &mut self,
         extent: Extent,
@@ -262,8 +263,8 @@ impl Forward {
         let (x, added) = (self.buffers.x.at(), self.buffers.added.at());
         let embeddings = self.weights.embeddings.at();
         let words = Parameters::default().wide(embeddings.0).wide(lists.tokens.0).wide(x.0);
-        // SAFETY, here and below: buffers are as large as the largest step, lists are what was sent before, and all of
-        // them live as long as `self`, which is kept until the stream has ended.
+        // SAFETY, here and below: buffers are as large as the largest step, lists were sent before,
+        // and all of them live as long as `self`, which is kept until the stream has ended.
         unsafe { self.kernels.embed.launch(self.stream, tokens, words) }?;
         for layer in 0..self.shape.layers {
             let weights = &self.weights.layers[layer];
@@ -285,7 +286,7 @@ impl Forward {
         Ok(())
     }
 
-    /// Hands over the logits after some tokens: those that a list names, or the first so many.
+    /// Submits the logits of some tokens: those that a list names, or the first ones.
     pub(super) fn logits(
         &mut self,
         rows: usize,
@@ -296,7 +297,7 @@ impl Forward {
         Ok(self.product(Matrix::Head, 0, rounded(rows))?)
     }
 
-    /// Hands over a step of tokens of different sequences, with the logits after each, as a graph.
+    /// Submits a step of tokens of different sequences, with the logits behind each, as a graph.
     pub(super) fn by_graph(&mut self, tokens: usize, lists: &Lists) -> Result<(), CudaError> {
         let graph = match self.graphs.get(&tokens) {
             Some(graph) => *graph,
@@ -350,7 +351,7 @@ impl Forward {
         unsafe { self.kernels.add_norm.launch(self.stream, rows, parameters) }
     }
 
-    /// Hands over a product; behind that with gates, what they let through.
+    /// Submits a product, and the gates behind a gated one.
     fn product(&mut self, matrix: Matrix, layer: usize, rows: usize) -> Result<(), CallError> {
         if rows <= FEW_ROWS_MAX && self.few_rows.is_some() {
             return self.product_of_few_rows(matrix, layer, rows);
@@ -368,12 +369,12 @@ impl Forward {
         layer: usize,
         rows: usize,
     ) -> Result<(), CallError> {
-        let few_rows = self.few_rows.as_ref().expect("whoever asks has looked");
+        let few_rows = self.few_rows.as_ref().expect("callers check for special kernels first");
         // SAFETY: as above.
         unsafe { few_rows.multiply(self.stream, matrix, layer, rows, self.outcome(matrix)) }
     }
 
-    /// Where a product is in the end.
+    /// Returns the address of the result of a product.
     fn outcome(&self, matrix: Matrix) -> DeviceAddress {
         let Buffers { qkv, added, gated, logits, .. } = &self.buffers;
         match matrix {
@@ -442,7 +443,7 @@ impl Forward {
         unsafe { self.kernels.turn_and_keep.launch(self.stream, threads.div_ceil(256), parameters) }
     }
 
-    /// What waits for pages begins when all of them are there, and not a little before.
+    /// Submits attention. Attention kernels start only when all pages have been written.
     fn attend(
         &self,
         layer: usize,
@@ -495,7 +496,8 @@ impl Forward {
         }
     }
 
-    /// Finds the fastest ways to compute products of the usual sizes, and looks whether all of them agree.
+    /// Selects the fastest algorithms for products of the usual sizes, and checks that all of them
+    /// agree.
     fn tune(&mut self, driver: &dyn Driver) -> Result<(), CudaError> {
         let most = self.rows_max;
         let usual = (GRAPH_TOKENS_MAX + 64..=TUNED_ROWS_MAX).step_by(64);
@@ -526,8 +528,8 @@ impl Forward {
         Ok(())
     }
 
-    /// Compares products of some numbers of rows with the same rows of a product of as many rows as there can be, all of
-    /// them and to the bit. Returns what differs, in words. Nothing else is under way.
+    /// Compares products of some numbers of rows with the same rows of the largest product, bit by
+    /// bit, and describes the differences. No other work is in flight.
     pub(super) fn product_differences(
         &mut self,
         driver: &dyn Driver,
@@ -557,7 +559,7 @@ impl Forward {
         Ok(differences)
     }
 
-    /// Puts numbers that look random where the rows of a product are.
+    /// Fills the rows of a product with pseudo-random numbers.
     fn fill_rows(&self, matrix: Matrix, rows: usize) -> Result<(), CallError> {
         let count = (rows * self.size(matrix, rows).inputs) as u64;
         let parameters = Parameters::default().wide(self.places(matrix, 0).rows.0).wide(count);
@@ -576,12 +578,12 @@ impl Forward {
 
     fn clear_outcome(&self, matrix: Matrix, rows: usize) -> Result<(), CallError> {
         let (at, bytes) = (self.outcome(matrix), rows * self.outcome_row_bytes(matrix));
-        // SAFETY: there are so many rows, and nothing else is under way.
+        // SAFETY: the rows exist, and no other work is in flight.
         let cleared = unsafe { result::memset_d8_async(at.0, 0, bytes, self.stream.raw()) };
         call("cuMemsetD8Async", cleared)
     }
 
-    /// Waits for a product of so many rows, and has what came of it.
+    /// Waits for a product and returns its result.
     fn outcome_bytes(
         &self,
         driver: &dyn Driver,
@@ -590,13 +592,13 @@ impl Forward {
     ) -> Result<Vec<u8>, CudaError> {
         let mut bytes = vec![0_u8; rows * self.outcome_row_bytes(matrix)];
         driver.drain(self.stream)?;
-        // SAFETY: so many rows were computed.
+        // SAFETY: that many rows were computed.
         let copied = unsafe { result::memcpy_dtoh_sync(&mut bytes, self.outcome(matrix).0) };
         call("cuMemcpyDtoH", copied)?;
         Ok(bytes)
     }
 
-    /// Whether few rows have the bits that they have among many.
+    /// Returns whether the special kernels give the same bits as large products.
     fn few_rows_agree(
         &mut self,
         driver: &dyn Driver,
@@ -638,7 +640,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_rows_are_computed_in_vain_by_few_graphs() {
+    fn rounding_wastes_few_rows_and_needs_few_graphs() {
         for tokens in 1..=GRAPH_TOKENS_MAX {
             let rows = rounded(tokens);
             assert!(rows >= tokens && rounded(rows) == rows, "{tokens} tokens take {rows} rows");

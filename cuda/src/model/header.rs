@@ -1,5 +1,5 @@
-//! The memory in which a step's lists travel to the device: pinned on the host, and at fixed places on the device, so that
-//! kernels find them where they were the step before.
+//! Upload of a step's lists: pinned memory on the host, and fixed places on the device, so that
+//! kernels find the lists at the same addresses in every step.
 
 #![allow(unsafe_code)]
 
@@ -14,28 +14,29 @@ use crate::fence::CudaFence;
 use crate::memory::Allocation;
 use crate::pinned::PinnedBytes;
 
-/// Lists begin at multiples of this.
+/// Alignment of lists.
 const ALIGNMENT: usize = 256;
-/// Lists with no more between them travel together.
+/// Lists are sent together if the gap between them is at most this.
 const GAP_BYTES: usize = 16 << 10;
-/// Steps whose lists are on the host at once: one runs, one waits behind it, one is being written.
+/// Steps whose lists are on the host at once: one runs, one is queued behind it, one is being
+/// written.
 const SLOTS: usize = 3;
 
-/// A list's place.
+/// The place of a list.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Section {
     offset: usize,
     bytes: usize,
 }
 
-/// Decides where lists lie.
+/// Allocates places for lists.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
     bytes: usize,
 }
 
 impl Plan {
-    /// A list of at most so many.
+    /// Adds a list of at most `count` elements.
     pub(super) fn add<T: Plain>(&mut self, count: usize) -> Section {
         let (offset, bytes) = (self.bytes, count * size_of::<T>());
         self.bytes = (offset + bytes).next_multiple_of(ALIGNMENT);
@@ -49,7 +50,7 @@ pub(super) struct Header {
     device: Allocation,
     slots: Vec<(PinnedBytes, Option<CudaFence>)>,
     turn: usize,
-    /// What is written, in the order of offsets.
+    /// Written ranges, in the order of offsets.
     written: Vec<(usize, usize)>,
 }
 
@@ -64,18 +65,18 @@ impl Header {
         })
     }
 
-    /// Where the device finds a list.
+    /// Returns the device address of a list.
     pub(super) fn at(&self, section: Section) -> DeviceAddress {
         self.device.at().offset(section.offset)
     }
 
-    /// Begins with another step. Waits until one of long ago has been taken in.
+    /// Starts a step. Waits until the step that used the slot before has been taken in.
     pub(super) fn begin(&mut self, driver: &dyn Driver, stream: Stream) -> Result<(), CudaError> {
         self.turn = (self.turn + 1) % SLOTS;
         self.written.clear();
         let taken_in = self.slots[self.turn].1.take();
         if taken_in.is_some_and(|taken_in| taken_in.wait().is_err()) {
-            // It was not handed over whole, and nobody knows what of it was.
+            // The step was not submitted completely, so its state on the device is unknown.
             driver.drain(stream)?;
         }
         Ok(())
@@ -84,17 +85,18 @@ impl Header {
     /// Writes a list. Lists are written in the order of their places.
     ///
     /// # Errors
-    /// When it is longer than was planned.
+    /// Fails if the list is longer than planned.
     pub(super) fn write<T: Plain>(&mut self, section: Section, all: &[T]) -> Result<(), CudaError> {
         let bytes = bytes_of(all);
         self.place(section, bytes.len())?.copy_from_slice(bytes);
         Ok(())
     }
 
-    /// The place of a list of so many bytes, all of which the caller writes, in the order of lists.
+    /// Returns the place of a list of `bytes` bytes, all of which the caller writes, in the order
+    /// of lists.
     ///
     /// # Errors
-    /// When it is longer than was planned.
+    /// Fails if the list is longer than planned.
     pub(super) fn place(&mut self, section: Section, bytes: usize) -> Result<&mut [u8], CudaError> {
         if bytes > section.bytes {
             return Err(CudaError::Config("a step is larger than the model was prepared for"));
@@ -108,7 +110,7 @@ impl Header {
         Ok(&mut self.slots[self.turn].0.bytes_mut()[start..end])
     }
 
-    /// Sends what was written. It may be written over when `taken_in` is passed.
+    /// Sends the written lists. They may be overwritten when `taken_in` has passed.
     pub(super) fn send(
         &mut self,
         driver: &dyn Driver,
@@ -122,9 +124,9 @@ impl Header {
             bytes: end - start,
         };
         let pieces: SmallVec<[Piece; 8]> = self.written.iter().map(piece).collect();
-        // By a kernel: copy engines may be busy with pages for a long time.
-        // SAFETY: the device's memory is as large, pieces do not overlap, and the pinned memory is not written to before
-        // they have arrived.
+        // Copied by a kernel: copy engines may be busy with pages for a long time. SAFETY: the
+        // device memory is large enough, pieces do not overlap, and the pinned memory is not
+        // written to before they have arrived.
         unsafe { driver.fetch_all(stream, &pieces) }?;
         *waits_for = Some(taken_in.clone());
         Ok(())
@@ -139,7 +141,7 @@ mod tests {
     use crate::fence::EventPool;
 
     #[test]
-    fn lists_that_lie_far_apart_travel_by_one_call_and_what_is_between_stays() {
+    fn distant_lists_are_sent_in_one_call_without_the_gap() {
         let fake = FakeDriver::new(1 << 20, 1);
         let driver: Arc<dyn Driver> = Arc::new(fake.clone());
         let mut plan = Plan::default();

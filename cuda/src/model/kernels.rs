@@ -16,7 +16,7 @@ use crate::error::CudaError;
 use crate::memory::CudaMemory;
 use crate::nvrtc;
 
-/// One behind the other, they are what is compiled.
+/// Sources, concatenated in this order.
 const SOURCES: [&str; 7] = [
     include_str!("../../kernels/common.cu"),
     include_str!("../../kernels/layers.cu"),
@@ -27,37 +27,38 @@ const SOURCES: [&str; 7] = [
     include_str!("../../kernels/few_rows.cu"),
 ];
 
-/// Keys that attention looks at together.
+/// Keys of a tile of attention.
 pub(super) const TILE: usize = 64;
-/// Keys after which the softmax begins afresh, unless a model is made with another number.
+/// Keys after which the softmax restarts, by default.
 pub const SEGMENT: u32 = 1024;
-/// Rows, that is, query heads of tokens, that one block of `attend` computes.
+/// Rows (query heads of tokens) that one block of `attend` computes.
 pub(super) const ROWS: usize = 128;
-/// The same of `attend_few`.
+/// Rows that one block of `attend_few` computes.
 pub(super) const FEW_ROWS: usize = 16;
-/// Tiles that `attend` and `attend_few` have in shared memory, keys and values each.
+/// Tiles of `attend` and `attend_few` in shared memory, keys and values each.
 const STAGES: usize = 2;
 const FEW_STAGES: usize = 3;
-/// The same on Hopper, keys or values.
+/// Tiles in shared memory on Hopper, keys or values.
 const HOPPER_PLACES: usize = 8;
 const FEW_HOPPER_PLACES: usize = 3;
-/// Blocks of it that a multiprocessor has at once: while some compute, tiles of others come.
+/// Resident blocks of a multiprocessor: while some compute, tiles of others are loaded.
 pub(super) const FEW_HOPPER_BLOCKS: usize = 4;
-/// The threads of `join`, and its blocks for each multiprocessor: rows of many sequences are joined at once.
+/// Threads of `join`, which joins rows of many sequences at once, and its blocks for each
+/// multiprocessor.
 const JOIN_THREADS: usize = 256;
 pub(super) const JOIN_BLOCKS: usize = 4;
-/// The threads of a product of few rows, and the shared memory of its block.
+/// Threads of a product of few rows, and shared memory of its block.
 const FEW_ROWS_THREADS: usize = 192;
 const FEW_ROWS_BYTES: usize = 216 << 10;
-/// What the kernel that samples keeps: bins and a list of candidates.
+/// Shared memory of the sampling kernel: bins and a list of candidates.
 const SELECTION_BYTES: usize = 2048 * 8 * 3 + 34 * 8 + 16;
 
-/// The source of all kernels.
+/// Returns the source of all kernels.
 pub fn source() -> String {
     SOURCES.concat()
 }
 
-/// What the kernels are told of the model, and of the GPU.
+/// Returns the definitions for the model and the GPU.
 pub fn definitions(
     shape: &Shape,
     page_size: u32,
@@ -84,7 +85,7 @@ pub fn definitions(
     all.into_iter().map(|(name, value)| format!("-D{name}={value}")).collect()
 }
 
-/// Shared memory that a block of the largest kernel has, where it is computed by none of Hopper's own.
+/// Returns the shared memory of a block of the largest kernel without Hopper's kernels.
 pub(super) fn shared_bytes(shape: &Shape) -> usize {
     let depth = shape.head_dim.next_multiple_of(16);
     STAGES * 2 * TILE * depth * 2 + ROWS * depth * (2 + 4)
@@ -102,7 +103,8 @@ pub(super) struct Tiles {
 
 impl Tiles {
     pub(super) fn new(shape: &Shape, multiprocessors: u32) -> Self {
-        // As many as every block has the same number of, and as the sums of have room in registers.
+        // The largest tile whose sums fit in registers and that gives every block the same number
+        // of turns.
         let tile = |outputs: usize, most: usize| {
             let turns = outputs.div_ceil(multiprocessors as usize * most);
             outputs.div_ceil(multiprocessors as usize * turns).next_multiple_of(16)
@@ -111,7 +113,7 @@ impl Tiles {
         Self {
             qkv: tile(shape.qkv(), MOST),
             out: tile(shape.dim, MOST),
-            // Each with its gate.
+            // Each output has a gate.
             gated: tile(shape.hidden, MOST / 2),
             down: tile(shape.dim, MOST),
             logits: tile(shape.vocabulary, MOST),
@@ -129,22 +131,22 @@ pub(super) struct FewRowsKernels {
     pub(super) to_logits: Kernel,
 }
 
-/// A kernel with what it needs to be launched.
+/// A kernel with its launch parameters.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kernel {
     function: sys::CUfunction,
     threads: u32,
     shared_bytes: u32,
-    /// Whether it waits itself for the kernel before it, and may so begin before that has ended.
+    /// True if the kernel waits for its predecessor itself, and so may start before that has ended.
     follows: bool,
 }
 
-/// All of them, for one shape.
+/// All kernels of one shape.
 #[derive(Debug)]
 pub(super) struct Kernels {
     pub(super) context: Arc<Context>,
     module: sys::CUmodule,
-    /// After so many keys the softmax begins afresh.
+    /// Keys after which the softmax restarts.
     pub(super) segment: u32,
     pub(super) take_in: Kernel,
     pub(super) embed: Kernel,
@@ -160,9 +162,9 @@ pub(super) struct Kernels {
     pub(super) score: Kernel,
     pub(super) fill: Kernel,
     pub(super) fill_with: Kernel,
-    /// None on other GPUs than Hopper.
+    /// None on GPUs other than Hopper.
     pub(super) few_rows: Option<FewRowsKernels>,
-    /// Whether `attend` and `attend_few` are those that have pages copied by Hopper's copy engine, and want a map of them.
+    /// True if `attend` and `attend_few` load pages by Hopper's copy engine and need a tensor map.
     pub(super) by_map: bool,
 }
 
@@ -170,7 +172,7 @@ pub(super) struct Kernels {
 unsafe impl Send for Kernels {}
 
 impl Kernels {
-    /// Compiles and loads them.
+    /// Compiles and loads the kernels.
     pub(super) fn new(
         context: &Arc<Context>,
         shape: &Shape,
@@ -262,18 +264,18 @@ impl Kernels {
 impl Drop for Kernels {
     fn drop(&mut self) {
         if self.context.bind().is_ok() {
-            // SAFETY: whoever launches kernels keeps them until they have ended.
+            // SAFETY: launched kernels have ended before this is dropped.
             let _ = unsafe { result::module::unload(self.module) };
         }
     }
 }
 
-/// A map of memory for the copy engine, as the driver makes it.
+/// A tensor map of the copy engine, as the driver encodes it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Map([u64; 16]);
 
 impl Map {
-    /// Of pages that lie one behind the other.
+    /// Creates a map of consecutive pages.
     pub(super) fn of_pages(shape: &Shape, memory: &CudaMemory) -> Result<Self, CallError> {
         let page_size = u64::from(memory.layout().page_size());
         let blocks = u64::from(memory.pages()) * (shape.layers * shape.kv_heads * 2) as u64;
@@ -284,7 +286,7 @@ impl Map {
         Self::new(memory.base(), &dimensions, &strides, &boxed)
     }
 
-    /// Of a matrix, so many rows of which are copied at once.
+    /// Creates a map of a matrix of which `rows` rows are copied at once.
     pub(super) fn of_matrix(
         at: DeviceAddress,
         rows: usize,
@@ -295,7 +297,7 @@ impl Map {
         Self::new(at, &dimensions, &[columns as u64 * 2], &[64, rows_at_once as u32])
     }
 
-    /// Of bf16, copied in rows of 64 elements that are swizzled.
+    /// Creates a map of bf16, copied in swizzled rows of 64 elements.
     fn new(
         at: DeviceAddress,
         dimensions: &[u64],
@@ -326,35 +328,35 @@ impl Map {
     }
 }
 
-/// The parameters of a kernel, in its order.
+/// The parameters of a kernel, in order.
 #[derive(Debug, Default)]
 pub(super) struct Parameters {
     values: SmallVec<[[u64; 16]; 12]>,
 }
 
 impl Parameters {
-    /// An address, or another number of 64 bits.
+    /// Adds an address or another 64-bit number.
     pub(super) fn wide(self, value: u64) -> Self {
         self.all(&[value])
     }
 
-    /// A number of 32 bits.
+    /// Adds a 32-bit number.
     pub(super) fn narrow(self, value: u32) -> Self {
         self.wide(u64::from(value))
     }
 
-    /// A number with a fraction.
+    /// Adds a floating-point number.
     pub(super) fn float(self, value: f32) -> Self {
         self.narrow(value.to_bits())
     }
 
-    /// Where pages are.
+    /// Adds the location of pages.
     pub(super) fn pages(self, pages: Pages) -> Self {
         let Pages { kv, page_bytes, layer_offset, table, row_entries } = pages;
         self.all(&[kv, page_bytes, layer_offset, table, row_entries])
     }
 
-    /// A map of memory.
+    /// Adds a tensor map.
     pub(super) fn map(self, map: &Map) -> Self {
         self.all(&map.0)
     }
@@ -368,16 +370,16 @@ impl Parameters {
 }
 
 impl Kernel {
-    /// Begins only when all before it has ended.
+    /// Makes the kernel start only after all work before it has ended.
     pub(super) fn alone(self) -> Self {
         Self { follows: false, ..self }
     }
 
-    /// Hands it to a stream, in so many blocks.
+    /// Submits the kernel to a stream in `blocks` blocks.
     ///
     /// # Safety
-    /// The parameters are those of the kernel, in their order and of their types, and what they name is memory of the
-    /// device, as large as the kernel takes it to be, until it has been done.
+    /// The parameters must match the kernel's in order and type. Memory that they name must be
+    /// device memory of the size that the kernel expects, until the kernel is done.
     pub(super) unsafe fn launch(
         &self,
         stream: Stream,
@@ -404,7 +406,7 @@ impl Kernel {
             attrs: &raw mut follows,
             numAttrs: u32::from(self.follows),
         };
-        // SAFETY: as the caller says; the function belongs to a module that is loaded.
+        // SAFETY: guaranteed by the caller; the function belongs to a module that is loaded.
         let launched = unsafe {
             let parameters = pointers.as_mut_ptr();
             sys::cuLaunchKernelEx(

@@ -1,22 +1,22 @@
-//! The matrices of a model, by what they lead to.
+//! The matrices of a model, named by their outputs.
 
 use terrace_model::Shape;
 
-/// The matrices of a layer, and the one behind them all.
+/// The matrices of a layer, and the final one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Matrix {
     Qkv,
     Out,
     GateUp,
     Down,
-    /// To logits.
+    /// Logits.
     Head,
 }
 
 impl Matrix {
     pub(super) const ALL: [Self; 5] = [Self::Qkv, Self::Out, Self::GateUp, Self::Down, Self::Head];
 
-    /// Inputs and outputs.
+    /// Returns the numbers of inputs and outputs.
     pub(super) fn size(self, shape: &Shape) -> (usize, usize) {
         match self {
             Self::Qkv => (shape.dim, shape.qkv()),

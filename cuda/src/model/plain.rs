@@ -1,8 +1,8 @@
-//! What kernels read, as they read it: structures of numbers without gaps.
+//! Structures that kernels read: numbers without padding.
 
 #![allow(unsafe_code)]
 
-/// Numbers without gaps, of which any bytes are some.
+/// A type without padding for which all bit patterns are valid.
 ///
 /// # Safety
 /// The type has no padding, and any bytes of its size are a value of it.
@@ -28,7 +28,7 @@ plain! {
     Token {
         token: u32,
         position: u32,
-        /// In tokens from the first page's beginning on, or [`NOWHERE`].
+        /// Place in tokens from the start of the first page, or [`NOWHERE`].
         place: u32,
         unused: u32,
     }
@@ -36,7 +36,7 @@ plain! {
     Change { row: u32, first_entry: u32, first_page: u32, pages: u32, }
     /// A token that the step before has chosen.
     Awaited { token: u32, output: u32, }
-    /// Consecutive tokens of a sequence, and which keys they look at.
+    /// Consecutive tokens of a sequence, and the keys that they attend to.
     Item {
         row: u32,
         first_token: u32,
@@ -44,26 +44,26 @@ plain! {
         position: u32,
         keys_from: u32,
         keys_end: u32,
-        /// Where what was found is put for others to be joined to it, or [`WHOLE`].
+        /// Place of the partial result, or [`WHOLE`].
         partial: u32,
         unused: u32,
     }
-    /// Partial results that belong together.
+    /// Partial results to join.
     Segments {
         first_token: u32,
         tokens: u32,
         first_partial: u32,
         count: u32,
-        /// Of room, for each of them.
+        /// Units of space for each of them.
         units: u32,
         unused: [u32; 3],
     }
-    /// A change of the table of counts: by one for each time that the answer of a row has a token, and by
-    /// [`OF_PROMPT`] if its prompt has it.
+    /// A change to the table of counts: 1 for each occurrence of a token in a row's answer, and
+    /// [`OF_PROMPT`] if the prompt contains it.
     Count { row: u32, token: u32, by: u32, }
-    /// What is added to a logit.
+    /// An addition to a logit.
     Bias { token: u32, bias: f32, }
-    /// What changes the logits of an output.
+    /// Changes to the logits of an output.
     Shaping {
         row: u32,
         first_forbidden: u32,
@@ -71,16 +71,16 @@ plain! {
         first_bias: u32,
         biases: u32,
         awaited: u32,
-        /// The row of the table of counts, or [`NONE`].
+        /// Row of the table of counts, or [`NONE`].
         counts: u32,
-        /// Which of the masks says what is allowed, or [`NONE`].
+        /// Index of the mask of allowed tokens, or [`NONE`].
         mask: u32,
         output: u32,
         repetition: f32,
         frequency: f32,
         presence: f32,
     }
-    /// How the token of an output is drawn.
+    /// Sampling parameters of an output.
     Draw {
         temperature: f32,
         top_p: f32,
@@ -93,32 +93,32 @@ plain! {
         output: u32,
         unused: u32,
     }
-    /// A token whose probability is wanted: this one, or what an output has chosen.
+    /// A request for a log-probability: of this token, or of the token that an output has chosen.
     Score { row: u32, token: u32, output: u32, top: u32, }
-    /// How likely a token was.
+    /// The log-probability of a token.
     Likelihood { token: u32, logprob: f32, }
-    /// Where pages are, as kernels are told it.
+    /// Location of pages.
     Pages { kv: u64, page_bytes: u64, layer_offset: u64, table: u64, row_entries: u64, }
 }
 
-/// The place of tokens of no sequence.
+/// Place of tokens of no sequence.
 pub(super) const NOWHERE: u32 = u32::MAX;
-/// What needs no joining.
+/// Marks a final result, which needs no join.
 pub(super) const WHOLE: u32 = u32::MAX;
-/// No output, or nothing else of its kind.
+/// Marks a missing index.
 pub(super) const NONE: u32 = u32::MAX;
-/// In the table of counts, says that the prompt has a token.
+/// Flag in the table of counts: the prompt contains the token.
 pub(super) const OF_PROMPT: u32 = 1 << 31;
 
-/// The bytes of some.
+/// Returns the bytes of some values.
 pub(super) fn bytes_of<T: Plain>(all: &[T]) -> &[u8] {
-    // SAFETY: without gaps, all bytes of them are initialised.
+    // SAFETY: the type has no padding, so all bytes are initialised.
     unsafe { std::slice::from_raw_parts(all.as_ptr().cast(), size_of_val(all)) }
 }
 
-/// The first value in some bytes, which are at least as long.
+/// Returns the first value of a byte slice.
 pub(super) fn read<T: Plain>(bytes: &[u8]) -> T {
     assert!(bytes.len() >= size_of::<T>(), "{} bytes are too few", bytes.len());
-    // SAFETY: there are as many bytes, any bytes are a value, and they need not be aligned.
+    // SAFETY: the slice is long enough, any bytes are a value, and the read may be unaligned.
     unsafe { bytes.as_ptr().cast::<T>().read_unaligned() }
 }

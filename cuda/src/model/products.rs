@@ -1,7 +1,7 @@
 //! Matrix products by cuBLASLt, the same to the bit whatever the number of rows.
 //!
-//! Algorithms that do not split the sum over inputs agree with each other, so the fastest of them may be taken for each
-//! number of rows. That is looked at rather than believed: see [`Products::settle`].
+//! Algorithms that do not split the sum over inputs agree with each other, so the fastest of them
+//! can be used for each number of rows. This is verified: see [`Products::settle`].
 
 #![allow(unsafe_code)]
 
@@ -17,9 +17,9 @@ use crate::driver::{CallError, CallErrorKind, DeviceAddress, Driver, Stream};
 use crate::error::CudaError;
 use crate::memory::Allocation;
 
-/// What cuBLASLt may use besides.
+/// Workspace of cuBLASLt.
 const WORKSPACE_BYTES: usize = 64 << 20;
-/// Algorithms that are tried for a size.
+/// Number of algorithms that are timed for a size.
 const TRIED: usize = 8;
 
 /// Computes products.
@@ -33,20 +33,20 @@ pub(super) struct Products {
     choices: Choices,
 }
 
-// SAFETY: handles of cuBLASLt may be used by any thread, and only one has this at a time.
+// SAFETY: any thread may use handles of cuBLASLt, and only one owns this at a time.
 unsafe impl Send for Products {}
 
-/// Rows times a matrix.
+/// The size of a product of rows and a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Size {
     pub(super) rows: usize,
     pub(super) outputs: usize,
     pub(super) inputs: usize,
-    /// Whether outputs are f32, and not bf16.
+    /// True if outputs are f32, and not bf16.
     pub(super) is_wide: bool,
 }
 
-/// How products of a size are computed.
+/// The algorithm of a size.
 #[derive(Debug)]
 struct Plan {
     layouts: Layouts,
@@ -61,7 +61,7 @@ struct Layouts {
     out: sys::cublasLtMatrixLayout_t,
 }
 
-/// What a product is made of.
+/// Addresses of the operands.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Operands {
     /// `[output][input]`.
@@ -76,10 +76,10 @@ fn failed(call: &'static str) -> impl Fn(result::CublasError) -> CallError {
     move |error| CallError { call, kind: CallErrorKind::Other, text: error.to_string() }
 }
 
-/// The version of cuBLASLt: 130,100 is 13.1.0.
+/// Returns the version of cuBLASLt: 130,100 is 13.1.0.
 ///
 /// # Errors
-/// When there is no such library.
+/// Fails if the library is missing.
 pub(super) fn version() -> Result<usize, CudaError> {
     // SAFETY: loading the library runs no code of it but its own initialisation.
     if !unsafe { sys::is_culib_present() } {
@@ -90,7 +90,7 @@ pub(super) fn version() -> Result<usize, CudaError> {
 }
 
 impl Products {
-    /// With algorithms that were chosen before, as far as there are any.
+    /// Creates products with the stored algorithms, if there are any.
     pub(super) fn new(driver: &Arc<dyn Driver>, choices: Choices) -> Result<Self, CudaError> {
         version()?;
         let workspace = Allocation::new(driver, WORKSPACE_BYTES)?;
@@ -128,10 +128,10 @@ impl Products {
         Ok(products)
     }
 
-    /// Hands a product to a stream.
+    /// Submits a product to a stream.
     ///
     /// # Safety
-    /// The operands are memory of the device of the size's lengths, and stay so until it has been done.
+    /// The operands must be device memory of the size's lengths until the product is done.
     pub(super) unsafe fn multiply(
         &mut self,
         stream: Stream,
@@ -142,15 +142,16 @@ impl Products {
             let plan = self.plan(size, 0)?;
             self.plans.insert(size, plan);
         }
-        // SAFETY: as the caller says.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.run(stream, &self.plans[&size], operands) }
     }
 
-    /// Finds the fastest algorithm for each of some numbers of rows of one matrix, unless one was chosen before, and sees
-    /// to it that all of them give a row the same bits. The output is written over.
+    /// Selects the fastest algorithm for each of some numbers of rows of one matrix, unless one is
+    /// stored, and ensures that all of them give a row the same bits. Overwrites the output.
     ///
     /// # Safety
-    /// As for [`Products::multiply`], for the largest of the sizes; and nothing else uses the stream.
+    /// Same as for [`Products::multiply`] with the largest of the sizes. No other work may use the
+    /// stream.
     pub(super) unsafe fn settle(
         &mut self,
         driver: &dyn Driver,
@@ -158,7 +159,7 @@ impl Products {
         sizes: &[Size],
         operands: Operands,
     ) -> Result<(), CudaError> {
-        // SAFETY: as the caller says.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             for size in sizes {
                 let plan = match self.chosen_before(*size) {
@@ -174,7 +175,7 @@ impl Products {
             if self.agree(driver, stream, sizes, operands)? {
                 return Ok(());
             }
-            // One algorithm for all of them, then.
+            // They disagree: use one algorithm for all of them.
             let one = self.plans[&sizes[sizes.len() / 2]].algorithm;
             for size in sizes {
                 let mut plan = self.plan(*size, 0)?;
@@ -196,12 +197,12 @@ impl Products {
         Ok(())
     }
 
-    /// Keeps the algorithms that were chosen for the next start.
+    /// Stores the selected algorithms for the next start.
     pub(super) fn save_choices(&mut self) {
         self.choices.save();
     }
 
-    /// The plan with the algorithm that was chosen for a size before, if the library accepts it.
+    /// Returns the plan with the stored algorithm of a size, if the library accepts it.
     fn chosen_before(&self, size: Size) -> Option<Plan> {
         let algorithm = sys::cublasLtMatmulAlgo_t { data: self.choices.get(size)? };
         let layouts = Layouts::new(size).ok()?;
@@ -219,7 +220,7 @@ impl Products {
                 found.as_mut_ptr(),
             )
         };
-        // SAFETY: it was zeroed, which is a result.
+        // SAFETY: it was zeroed, which is a valid result.
         let workspace_bytes = unsafe { found.assume_init_ref() }.workspaceSize;
         if checked.result().is_err() || workspace_bytes > WORKSPACE_BYTES {
             tracing::warn!(
@@ -230,7 +231,7 @@ impl Products {
         Some(Plan { layouts, algorithm })
     }
 
-    /// Whether rows have the same bits however many are computed.
+    /// Returns whether rows have the same bits for all numbers of rows.
     unsafe fn agree(
         &mut self,
         driver: &dyn Driver,
@@ -243,7 +244,7 @@ impl Products {
         for size in sizes.iter().rev() {
             let row_bytes = size.outputs * if size.is_wide { 4 } else { 2 };
             let mut rows = vec![0_u8; size.rows.min(ROWS_COMPARED) * row_bytes];
-            // SAFETY: as the caller says; there are so many rows.
+            // SAFETY: guaranteed by the caller; the rows exist.
             unsafe {
                 self.multiply(stream, *size, operands)?;
                 driver.drain(stream)?;
@@ -259,7 +260,7 @@ impl Products {
         Ok(true)
     }
 
-    /// The fastest of the algorithms for a size.
+    /// Returns the fastest algorithm for a size.
     unsafe fn fastest(
         &self,
         driver: &dyn Driver,
@@ -272,9 +273,9 @@ impl Products {
         let mut best: Option<(std::time::Duration, Plan)> = None;
         for place in 0..TRIED {
             let Ok(plan) = self.plan(size, place) else { break };
-            // SAFETY: as the caller says.
+            // SAFETY: guaranteed by the caller.
             let run = || unsafe { self.run(stream, &plan, operands) };
-            // What is loaded on first use takes its time.
+            // Warm-up: the first run loads code.
             if run().is_err() {
                 continue;
             }
@@ -300,7 +301,8 @@ impl Products {
     unsafe fn run(&self, stream: Stream, plan: &Plan, operands: Operands) -> Result<(), CallError> {
         let (one, nothing) = (1.0_f32, 0.0_f32);
         let at = |address: DeviceAddress| address.0 as usize as *mut c_void;
-        // SAFETY: as the caller of `multiply` says; handles and layouts exist as long as `self`.
+        // SAFETY: guaranteed by the caller of `multiply`; handles and layouts exist as long as
+        // `self`.
         let done = unsafe {
             sys::cublasLtMatmul(
                 self.handle,
@@ -324,7 +326,8 @@ impl Products {
         done.result().map_err(failed("cublasLtMatmul"))
     }
 
-    /// The algorithm at a place in the order that cuBLASLt expects to be the fastest, of those that split no sums.
+    /// Returns the algorithm at a rank in cuBLASLt's heuristic order, among those that do not split
+    /// sums.
     fn plan(&self, size: Size, place: usize) -> Result<Plan, CallError> {
         let layouts = Layouts::new(size)?;
         let mut found =
@@ -354,7 +357,7 @@ impl Products {
         if place >= count.max(0) as usize {
             return Err(none());
         }
-        // SAFETY: so many were written.
+        // SAFETY: that many results were written.
         let algorithm = unsafe { found[place].assume_init_ref() }.algo;
         Ok(Plan { layouts, algorithm })
     }
@@ -379,7 +382,7 @@ impl Layouts {
 impl Drop for Layouts {
     fn drop(&mut self) {
         for layout in [self.weights, self.rows, self.out].into_iter().filter(|it| !it.is_null()) {
-            // SAFETY: they were created, and products that were handed over need them no more.
+            // SAFETY: they were created, and submitted products no longer need them.
             let _ = unsafe { result::destroy_matrix_layout(layout) };
         }
     }
@@ -387,7 +390,7 @@ impl Drop for Layouts {
 
 impl Drop for Products {
     fn drop(&mut self) {
-        // SAFETY: they were created, and nobody uses them any more.
+        // SAFETY: they were created and are no longer used.
         unsafe {
             let _ = result::destroy_matmul_pref(self.preference);
             let _ = result::destroy_matmul_desc(self.product);

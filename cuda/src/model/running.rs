@@ -1,4 +1,4 @@
-//! A model that computes steps: what it is told of rows, and what it hands to the GPU.
+//! A started model: the state of its rows, and the submission of steps to the GPU.
 
 mod probe;
 
@@ -43,7 +43,7 @@ pub(super) struct Running {
     times: Arc<Times>,
 }
 
-/// Where the lists of a step lie: in this order.
+/// Places of a step's lists, in this order.
 #[derive(Clone, Copy, Debug)]
 struct Sections {
     counts: Section,
@@ -79,7 +79,7 @@ impl Sections {
     }
 }
 
-/// The GPU and the versions that algorithms of products are valid for, in a line.
+/// Returns a line with the GPU and the versions for which stored algorithms are valid.
 fn machine(context: &Context) -> Result<String, CudaError> {
     Ok(format!(
         "{}, compute capability {}, {} multiprocessors, driver {}, cuBLASLt {}",
@@ -91,10 +91,10 @@ fn machine(context: &Context) -> Result<String, CudaError> {
     ))
 }
 
-/// How many bytes all that takes on the device.
+/// Returns the device bytes of the model beside weights and KV.
 pub(super) fn bytes(shape: &Shape, limits: StepLimits) -> usize {
     let bytes = BufferBytes::new(shape, limits, SEGMENT);
-    // Shaped logits are as large as logits; cuBLASLt's workspace and the lists are the rest.
+    // Shaped logits are as large as logits; the rest is cuBLASLt's workspace and the lists.
     let counts = super::shaping::counts_bytes(shape, limits);
     bytes.total() + bytes.logits + counts + (128 << 20)
 }
@@ -132,7 +132,8 @@ impl Running {
         })
     }
 
-    /// Compares products of some numbers of rows with those of as many rows as there can be. No step is under way.
+    /// Compares products of some numbers of rows with those of the largest product. No step is in
+    /// flight.
     pub(super) fn product_differences(
         &mut self,
         layer: usize,
@@ -146,7 +147,7 @@ impl Running {
         let launched_at = Instant::now();
         let launched = self.prepare_and_hand_over(batch);
         if launched.is_err() {
-            // It is unknown what of it the device has counted.
+            // The counts on the device are unknown after a failed launch.
             self.rows.lock().iter_mut().flatten().for_each(Row::forget_counts);
         }
         let (expected, results, fence) = launched?;
@@ -177,7 +178,7 @@ impl Running {
         Ok((expected, results, fence))
     }
 
-    /// Takes in who comes and goes, and where KV is.
+    /// Applies the departures, arrivals and page-table changes of a batch.
     fn tell(&mut self, batch: &Batch) {
         self.table.apply(batch);
         let rows = &mut self.rows.lock();
@@ -192,7 +193,7 @@ impl Running {
         }
     }
 
-    /// Hands the step that was prepared to the GPU.
+    /// Submits the prepared step to the GPU.
     fn hand_over(&mut self, batch: &Batch, fence: &CudaFence) -> Result<Results, CudaError> {
         let tokens = self.work.tokens.len();
         let rounded = rounded(tokens);
@@ -226,7 +227,7 @@ impl Running {
         Ok(results)
     }
 
-    /// Size of the step that was prepared.
+    /// Returns the size of the prepared step.
     fn extent(&self) -> Extent {
         Extent {
             tokens: self.work.tokens.len(),
@@ -265,7 +266,7 @@ impl Running {
         })
     }
 
-    /// Has the device's page table changed, and tokens that were awaited put in their places.
+    /// Submits the page-table changes and the placement of awaited tokens.
     fn take_in(&self, lists: &Lists) -> Result<(), CudaError> {
         let (work, header) = (&self.work, &self.header);
         if work.changes.is_empty() && work.awaited.is_empty() {
@@ -290,7 +291,7 @@ impl Running {
 }
 
 impl Drop for Running {
-    /// Steps that were launched end first.
+    /// Waits for launched steps.
     fn drop(&mut self) {
         if self.driver.bind_thread().is_ok() {
             let _ = self.driver.drain(self.forward.stream);

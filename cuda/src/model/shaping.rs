@@ -1,13 +1,13 @@
-//! Logits that are changed before a token is chosen by them, and the table of counts that penalties depend on.
+//! Changes to logits before sampling, and the table of counts for penalties.
 //!
-//! The table is on the device, with an entry for each token of each row: only the changes since the step before are sent.
-//! It takes four bytes for each token of the vocabulary and each row that can run, whether rows have penalties or not;
-//! rows without are never read or written. Lists travel behind the forward pass, in as many rounds as they need, so that
-//! no step fails because they are long.
+//! The table is in device memory, with an entry for each token of each row; only changes since the
+//! step before are sent. It takes four bytes for each token of the vocabulary and each row, with or
+//! without penalties; rows without penalties are neither read nor written. Lists are sent behind
+//! the forward pass, in as many rounds as they need, so their length does not limit a step.
 //!
-//! What a grammar allows is a mask: a bit for each token, some 16 KB for a vocabulary of 128k. It may depend on a token of
-//! the step before. The thread that launches waits for it when the forward pass has been handed over, so that nothing but
-//! the choice of tokens does.
+//! Grammars use masks: one bit per token, about 16 KB for a vocabulary of 128k. A mask may depend
+//! on a token of the step before. The launching thread waits for it after it has submitted the
+//! forward pass, so only sampling is delayed.
 
 #![allow(unsafe_code)]
 
@@ -29,12 +29,12 @@ use crate::error::CudaError;
 use crate::fence::EventPool;
 use crate::memory::Allocation;
 
-/// Bytes of the table of counts.
+/// Returns the bytes of the table of counts.
 pub(super) fn counts_bytes(shape: &Shape, limits: StepLimits) -> usize {
     limits.rows as usize * shape.vocabulary * 4
 }
 
-/// How much a round takes. A row's own lists fit in any case.
+/// Capacity of a round. The lists of a single row always fit.
 #[derive(Clone, Copy, Debug)]
 struct RoundLimits {
     counts: usize,
@@ -50,14 +50,14 @@ impl RoundLimits {
     }
 }
 
-/// What travels together.
+/// The outputs whose lists are sent together.
 #[derive(Clone, Debug, PartialEq)]
 struct Round {
     counts: Range<usize>,
     shapings: Range<usize>,
 }
 
-/// Divides what some outputs need. All is counted before anything is shaped by it.
+/// Divides outputs into rounds. All counts are applied before the first logits are changed.
 fn rounds(
     counts: Range<usize>,
     all: &[plain::Shaping],
@@ -85,17 +85,17 @@ fn rounds(
     rounds
 }
 
-/// Where rows of logits are, and what the step before has chosen.
+/// Addresses of the rows of logits and of the tokens that the step before has chosen.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RowsOfLogits {
     pub(super) logits: u64,
     pub(super) shaped: u64,
     pub(super) chosen: DeviceAddress,
-    /// By output: where to say that nothing is left to be chosen.
+    /// By output: address of the flag that no token is left to choose.
     pub(super) is_complete: DeviceAddress,
 }
 
-/// Where the lists of a round lie.
+/// Places of the lists of a round.
 #[derive(Clone, Copy, Debug)]
 struct Sections {
     counts: Section,
@@ -105,7 +105,7 @@ struct Sections {
     masks: Section,
 }
 
-/// Changes logits.
+/// Applies changes to logits.
 #[derive(Debug)]
 pub(super) struct Shaper {
     driver: Arc<dyn Driver>,
@@ -113,7 +113,7 @@ pub(super) struct Shaper {
     sections: Sections,
     limits: RoundLimits,
     events: EventPool,
-    /// `[row][token]`: logits that were changed.
+    /// `[row][token]`: changed logits.
     shaped: Allocation,
     /// `[row][token]`: the table of counts.
     counts: Allocation,
@@ -146,12 +146,13 @@ impl Shaper {
         })
     }
 
-    /// Logits that were changed.
+    /// Returns the changed logits.
     pub(super) fn shaped(&self) -> &Allocation {
         &self.shaped
     }
 
-    /// Hands over the changes of some outputs' logits. The first of a step also bring the table of counts up to date.
+    /// Submits the changes of some outputs' logits. The first call of a step also updates the table
+    /// of counts.
     pub(super) fn shape(
         &mut self,
         forward: &Forward,
@@ -172,12 +173,12 @@ impl Shaper {
         Ok(())
     }
 
-    /// Has rows of the table cleared.
+    /// Submits the clearing of rows of the table.
     fn clear(&self, forward: &Forward, cleared: &[u32]) -> Result<(), CudaError> {
         let row_bytes = forward.shape.vocabulary * 4;
         for &row in cleared {
             let at = self.counts.at().offset(row as usize * row_bytes);
-            // SAFETY: the table has a row for each that can run.
+            // SAFETY: the table has a row for each row of the page table.
             let cleared =
                 unsafe { result::memset_d8_async(at.0, 0, row_bytes, forward.stream.raw()) };
             call("cuMemsetD8Async", cleared)?;
@@ -203,7 +204,7 @@ impl Shaper {
         let masks = &work.masks[masks_of(shapings)];
         let bytes = mask_words(forward.shape.vocabulary) * 4;
         let places = header.place(sections.masks, masks.len() * bytes)?.chunks_exact_mut(bytes);
-        // Another thread computes them from the first on.
+        // In reverse, because another thread computes them from the first on.
         for ((mask, output), to) in masks.iter().zip(places).rev() {
             failed.extend(write_mask(mask, to).err().map(|error| (*output, error)));
         }
@@ -235,7 +236,8 @@ impl Shaper {
             let shapings = &work.shapings[round.shapings.clone()];
             let (forbidden, biases) = lists_of(shapings);
             let mask_bytes = mask_words(forward.shape.vocabulary) * 4;
-            // Lists are of all rounds; these are where they would be if all of them were there.
+            // Lists cover all rounds, but only this round is in memory: the base address is moved
+            // back accordingly.
             let from = |section, first: usize, each: usize| {
                 self.header.at(section).0.wrapping_sub((first * each) as u64)
             };
@@ -256,13 +258,13 @@ impl Shaper {
     }
 }
 
-/// Words of a bit for each token.
+/// Returns the number of words of a mask.
 fn mask_words(vocabulary: usize) -> usize {
     vocabulary.div_ceil(32)
 }
 
-/// Writes what a mask allows, when that is known. Where it allows nothing more, everything is: what is chosen then is
-/// not part of the answer.
+/// Writes a mask once it is known. If it allows no token, all are set: the token chosen then is not
+/// part of the answer.
 fn write_mask(mask: &Mask, to: &mut [u8]) -> Result<(), GrammarError> {
     let written = mask.read(|allowed| {
         let bytes = bytes_of(allowed);
@@ -273,14 +275,14 @@ fn write_mask(mask: &Mask, to: &mut [u8]) -> Result<(), GrammarError> {
     written.inspect_err(|_| to.fill(0xff))
 }
 
-/// The masks of some consecutive outputs.
+/// Returns the masks of consecutive outputs.
 fn masks_of(shapings: &[plain::Shaping]) -> Range<usize> {
     let masks = || shapings.iter().map(|it| it.mask).filter(|mask| *mask != NONE);
     let first = masks().next().map_or(0, |first| first as usize);
     first..first + masks().count()
 }
 
-/// Forbidden tokens and biases of some consecutive outputs.
+/// Returns the forbidden tokens and biases of consecutive outputs.
 fn lists_of(shapings: &[plain::Shaping]) -> (Range<usize>, Range<usize>) {
     let (Some(first), Some(last)) = (shapings.first(), shapings.last()) else {
         return (0..0, 0..0);
@@ -299,7 +301,7 @@ mod tests {
 
     const LIMITS: RoundLimits = RoundLimits { counts: 10, forbidden: 6, biases: 8 };
 
-    /// Outputs with so many forbidden tokens and biases each.
+    /// Creates outputs with the given numbers of forbidden tokens and biases.
     fn shapings(lists: &[(u32, u32)]) -> Vec<plain::Shaping> {
         let (mut first_forbidden, mut first_bias, mut masks) = (0, 0, 0..);
         let each = |&(forbidden, biases): &(u32, u32)| {
@@ -319,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn however_long_lists_are_each_round_has_room() {
+    fn rounds_fit_lists_of_any_length() {
         let all = shapings(&[(0, 0), (6, 8), (0, 0), (1, 0), (3, 3), (3, 0), (0, 5), (0, 1)]);
         for counts in [0, 1, 10, 11, 30, 31] {
             let rounds = rounds(0..counts, &all, 0..all.len(), LIMITS);
@@ -343,13 +345,13 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_is_one_round() {
+    fn small_lists_take_one_round() {
         let all = shapings(&[(1, 2), (5, 6)]);
         assert_eq!(rounds(3..12, &all, 0..2, LIMITS), [Round { counts: 3..12, shapings: 0..2 }]);
     }
 
     #[test]
-    fn a_mask_is_written_with_a_bit_for_each_token_and_all_of_them_where_nothing_goes_on() {
+    fn mask_has_a_bit_per_token_and_all_bits_if_empty() {
         #[derive(Debug)]
         struct Words(Result<Vec<u32>, GrammarError>);
 

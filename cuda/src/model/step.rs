@@ -1,5 +1,5 @@
-//! From a batch to what kernels read: which tokens go where, who looks at which keys, and how tokens are chosen. None of
-//! it needs a device.
+//! The conversion of a batch to kernel inputs: the place of each token, the keys that it attends
+//! to, and its sampling parameters. It does not need a device.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,20 +14,20 @@ use super::plain::{
     self, Awaited, Bias, Change, Count, Draw, Item, NONE, OF_PROMPT, Score, Segments, WHOLE,
 };
 
-/// What the choice of a row's tokens depends on.
+/// Sampling state of a row.
 #[derive(Debug)]
 pub(super) struct Row {
     pub(super) choosing: Arc<Choosing>,
-    /// Changes with whoever is in the row.
+    /// Changes when another sequence is assigned to the row.
     pub(super) arrival: u64,
-    /// The answer, where choosing depends on it.
+    /// Tokens of the answer, if sampling depends on them.
     produced: Vec<Token>,
-    /// Tokens that end the answer, each once.
+    /// Tokens that end the answer, without duplicates.
     ends: Vec<u32>,
-    /// What is added to logits, each token once: a thread of its own adds it.
+    /// Additions to logits, one per token, because separate threads apply them.
     biases: Vec<Bias>,
-    /// Number of tokens of the answer that the device's table of counts has. `None` if the row of the table may hold
-    /// anything.
+    /// Number of the answer's tokens in the device's table of counts. `None` if the row's content
+    /// is unknown.
     counted: Option<usize>,
 }
 
@@ -52,14 +52,14 @@ impl Row {
         row
     }
 
-    /// The answer has another token.
+    /// Adds a token to the answer.
     pub(super) fn push(&mut self, token: Token) {
         if self.counts_tokens() {
             self.produced.push(token);
         }
     }
 
-    /// What was chosen after so many tokens is forgotten.
+    /// Discards tokens chosen after the first `tokens`.
     fn rewind(&mut self, tokens: usize) {
         self.produced.truncate(tokens);
         if self.counted.is_some_and(|counted| counted > tokens) {
@@ -67,7 +67,7 @@ impl Row {
         }
     }
 
-    /// What the device has counted is unknown from here on.
+    /// Marks the device's counts as unknown.
     pub(super) fn forget_counts(&mut self) {
         self.counted = None;
     }
@@ -80,14 +80,15 @@ impl Row {
     }
 }
 
-/// Changes of the device's table of counts, in their order: first rows are cleared, then tokens are counted.
+/// Changes to the device's table of counts, in order: rows are cleared first, then tokens are
+/// counted.
 #[derive(Debug, Default)]
 pub(super) struct Counting {
-    /// Rows of which nothing is counted any more.
+    /// Rows to clear.
     pub(super) cleared: Vec<u32>,
-    /// Tokens to be counted: usually the one that each row has got since the step before.
+    /// Tokens to count: usually the one that each row has got since the step before.
     pub(super) counts: Vec<Count>,
-    /// Tokens of a prompt, while it is added: a bit for each.
+    /// Bit set of a prompt's tokens, while it is added.
     seen: Vec<u64>,
 }
 
@@ -97,7 +98,7 @@ impl Counting {
         self.counts.clear();
     }
 
-    /// Brings a row of the table up to all that is known of its answer.
+    /// Adds the changes that bring a row of the table up to date.
     fn add(&mut self, vocabulary: usize, slot: u32, row: &mut Row) {
         let is_known = |token: &Token| (*token as usize) < vocabulary;
         let counted = row.counted.replace(row.produced.len());
@@ -120,59 +121,59 @@ impl Counting {
     }
 }
 
-/// What a step is for the device. Its memory is used again.
+/// The kernel inputs of a step. Its memory is reused.
 #[derive(Debug, Default)]
 pub(super) struct Work {
     pub(super) tokens: Vec<plain::Token>,
     pub(super) changes: Vec<Change>,
     pub(super) pages: Vec<u32>,
     pub(super) awaited: Vec<Awaited>,
-    /// Tokens of which there are few in a span, each with one segment of its keys.
+    /// Tokens of short spans, each with one segment of its keys.
     pub(super) few: Vec<Item>,
     pub(super) segments: Vec<Segments>,
-    /// Partial results that they leave.
+    /// Number of partial results of these.
     pub(super) partials: u32,
-    /// Tokens of which there are many, with all their keys; those with the most first.
+    /// Tokens of long spans, each with all of its keys; those with the most keys first.
     pub(super) many: Vec<Item>,
-    /// Which tokens logits are wanted after.
+    /// Tokens whose logits are wanted.
     pub(super) logits_of: Vec<u32>,
-    /// In the order of logits, like all that follows.
+    /// In the order of logits, as are the following fields.
     pub(super) draws: Vec<Draw>,
     pub(super) shapings: Vec<plain::Shaping>,
     pub(super) forbidden: Vec<u32>,
     pub(super) counting: Counting,
     pub(super) biases: Vec<Bias>,
-    /// What grammars allow, each with its output. They may not be known before the step is handed over.
+    /// Masks by output. They may not be known before the step is submitted.
     pub(super) masks: Vec<(Mask, usize)>,
     pub(super) scores: Vec<Score>,
-    /// Rows of logits that the host gets.
+    /// Rows of logits to copy to the host.
     pub(super) told: Vec<u32>,
 }
 
-/// What is known of the device.
+/// Limits of the device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Partial results that there is room for.
+    /// Capacity for partial results.
     pub(super) partials_max: u32,
-    /// Blocks that it computes at once.
+    /// Blocks that the device computes at once.
     pub(super) blocks: usize,
     /// Keys of a segment.
     pub(super) segment: u32,
 }
 
-/// Where an output comes from.
+/// The source of an output.
 #[derive(Debug)]
 pub(super) enum Choice {
-    /// Nothing is chosen.
+    /// No token is chosen.
     None,
-    /// The device chooses.
+    /// The device samples.
     OnDevice {
-        /// Whether a grammar says what is allowed.
+        /// True if a grammar masks the output.
         is_masked: bool,
     },
 }
 
-/// Which output is shaped.
+/// Index of the shaped output.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     logits_row: u32,
@@ -180,22 +181,23 @@ struct Place {
     output: usize,
 }
 
-/// What an output consists of.
+/// The parts of an output.
 #[derive(Debug)]
 pub(super) struct Expected {
     pub(super) slot: Slot,
     pub(super) arrival: u64,
     pub(super) choice: Choice,
-    /// Of the scores, that of the chosen token.
+    /// Index of the chosen token's score.
     pub(super) score: Option<usize>,
-    /// Of the scores, those of the prompt's tokens.
+    /// Indices of the prompt tokens' scores.
     pub(super) prompt_scores: std::ops::Range<usize>,
-    /// Of the logits that the host is told, those to be handed on.
+    /// Index of the logits to return, among those copied to the host.
     pub(super) logits: Option<usize>,
 }
 
 impl Work {
-    /// Says what a batch is for the device. The table and the rows have taken in what it tells.
+    /// Prepares the kernel inputs of a batch. The page table and the rows already reflect the
+    /// batch's changes.
     pub(super) fn prepare(
         &mut self,
         shape: &Shape,
@@ -221,7 +223,7 @@ impl Work {
             self.add_tokens(span, batch, table);
             self.add_items(shape, limits, span);
         }
-        // Those that take longest begin first.
+        // The longest start first.
         self.few.sort_unstable_by_key(|item| {
             (std::cmp::Reverse(item.keys_end - item.keys_from), item.first_token, item.keys_from)
         });
@@ -234,7 +236,8 @@ impl Work {
         Ok(expected)
     }
 
-    /// Prepares consecutive tokens of one sequence, in the first row. Its pages are the device's first ones, in order.
+    /// Prepares consecutive tokens of one sequence in the first row, with the device's first pages
+    /// in order.
     pub(super) fn prepare_probe(
         &mut self,
         shape: &Shape,
@@ -297,7 +300,7 @@ impl Work {
         }
     }
 
-    /// Who looks at which keys.
+    /// Adds the attention items of a span.
     fn add_items(&mut self, shape: &Shape, limits: Limits, span: &Span) {
         let Limits { partials_max, segment: keys, .. } = limits;
         let (first, count) = (span.tokens.start as u32, span.tokens.len() as u32);
@@ -346,8 +349,9 @@ impl Work {
         }
     }
 
-    /// Where few tokens look at many keys, one block for each tile of tokens would leave most of the device idle: their
-    /// segments are computed apart and joined, like those of decodes.
+    /// Divides long spans into segments where needed. If few tokens attend to many keys, one block
+    /// per tile of tokens would leave most of the device idle, so their segments are computed
+    /// separately and joined, as for decodes.
     fn split_many(&mut self, shape: &Shape, limits: Limits) {
         const UNITS: u32 = (ROWS / FEW_ROWS) as u32;
         if self.many.len() * shape.kv_heads > limits.blocks {
@@ -388,8 +392,8 @@ impl Work {
         rows: &mut [Option<Row>],
     ) -> Result<Expected, ModelError> {
         let span = &batch.spans[wanted.span];
-        let nobody = || ModelError(format!("nobody has come to {:?}", span.slot));
-        let row = rows[span.slot.0 as usize].as_mut().ok_or_else(nobody)?;
+        let unassigned = || ModelError(format!("no sequence is assigned to {:?}", span.slot));
+        let row = rows[span.slot.0 as usize].as_mut().ok_or_else(unassigned)?;
         let first = self.logits_of.len() as u32;
         let end = span.tokens.end as u32;
         self.logits_of.extend(end - span.logits as u32..end);
@@ -454,7 +458,7 @@ impl Work {
         let awaited = match (row.counts_tokens(), awaited) {
             (false, _) => NONE,
             (true, _) if known == index => NONE,
-            // The step before has chosen it, and nobody has heard of that yet.
+            // The step before has chosen it, and its result has not been reported yet.
             (true, Some(output)) if known + 1 == index => output,
             (true, _) => {
                 return Err(ModelError(format!(
@@ -496,7 +500,7 @@ impl Work {
     }
 }
 
-/// What is wrong with a batch, if anything is.
+/// Checks a batch.
 fn check(shape: &Shape, batch: &Batch) -> Result<(), ModelError> {
     let vocabulary = shape.vocabulary as u32;
     let is_awaited = |place: usize| batch.awaited.iter().any(|it| it.token == place);
@@ -526,7 +530,7 @@ mod tests {
 
     const VOCABULARY: usize = 40;
 
-    /// The table of counts as the device keeps it.
+    /// The table of counts as the device holds it.
     #[derive(Default)]
     struct Table(BTreeMap<(u32, Token), u32>);
 
@@ -554,7 +558,7 @@ mod tests {
         Row::new(&Arc::new(choosing), produced, 0, VOCABULARY)
     }
 
-    /// What the table has to have of a row.
+    /// Returns the expected counts of a row.
     fn expected(slot: u32, row: &Row) -> BTreeMap<(u32, Token), u32> {
         let mut all = BTreeMap::new();
         let is_known = |token: &&Token| (**token as usize) < VOCABULARY;
@@ -569,9 +573,9 @@ mod tests {
     }
 
     #[test]
-    fn a_step_tells_the_device_only_what_it_has_not_counted() {
+    fn step_sends_only_new_counts() {
         let (mut counting, mut table) = (Counting::default(), Table::default());
-        // More than the lists of all steps together once had room for.
+        // More tokens than a round's lists have room for.
         let answer: Vec<Token> = (0..(1 << 20) + 10).map(|at| at % 30).collect();
         let mut row = row(&[3, 3, 39, 40], &answer, 1.5);
         counting.add(VOCABULARY, 2, &mut row);
@@ -588,13 +592,13 @@ mod tests {
         }
         counting.clear();
         counting.add(VOCABULARY, 2, &mut row);
-        assert_eq!(counting.counts, [], "a step that comes again tells nothing");
+        assert_eq!(counting.counts, [], "a retried step changes no count");
         assert_eq!(table.0, expected(2, &row));
     }
 
-    /// Rows come, go, get tokens, forget some, and steps are not handed over.
+    /// Rows start, end, get tokens and drop some, and some steps are not submitted.
     #[test]
-    fn the_table_has_what_rows_have_whatever_happens_to_them() {
+    fn table_of_counts_follows_all_row_changes() {
         let mut dice = Dice::new(17);
         let (mut counting, mut table) = (Counting::default(), Table::default());
         let mut rows: Vec<Option<Row>> = (0..4).map(|_| None).collect();
@@ -621,7 +625,7 @@ mod tests {
                 }
             }
             if dice.one_in(10) {
-                // It could not be handed over, or only some of it.
+                // The launch failed, completely or in part.
                 counting.counts.truncate(dice.place(3));
                 rows.iter_mut().flatten().for_each(Row::forget_counts);
                 table.take(&counting);

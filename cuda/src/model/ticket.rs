@@ -1,16 +1,16 @@
-//! A step that was handed to the GPU, until its tokens are known.
+//! A submitted step, until its tokens are known.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use terrace_engine::{Chosen, Finished, GoesOn, ModelError, Output, StepTicket};
+use terrace_engine::{Chosen, Continuation, Finished, ModelError, Output, StepTicket};
 
 use super::choosing::Results;
 use super::step::{Choice, Expected, Row};
 use crate::fence::CudaFence;
 
-/// A step that was launched.
+/// A launched step.
 #[derive(Debug)]
 pub struct CudaTicket {
     pub(super) fence: CudaFence,
@@ -22,7 +22,7 @@ pub struct CudaTicket {
     pub(super) vocabulary: usize,
 }
 
-/// When the last step ended, as far as is known.
+/// End of the last step, as far as known.
 #[derive(Debug, Default)]
 pub(super) struct Times(Mutex<Option<Instant>>);
 
@@ -36,7 +36,8 @@ impl StepTicket for CudaTicket {
     fn finish(self) -> Finished {
         let ended = self.fence.wait();
         let ended_at = Instant::now();
-        // Steps follow each other: this one began when it was there and the one before had ended.
+        // Steps run in sequence: this one started when it was submitted and the one before had
+        // ended.
         let before = self.times.0.lock().replace(ended_at);
         let began_at = before.map_or(self.launched_at, |before| before.max(self.launched_at));
         let result = match ended {
@@ -56,7 +57,7 @@ impl CudaTicket {
     fn output(&self, place: usize, expected: &Expected) -> Output {
         let rows = &mut self.rows.lock();
         let row = rows[expected.slot.0 as usize].as_mut();
-        // Whoever was there may have gone, and somebody else come.
+        // The row may have been assigned to another sequence.
         let mut row = row.filter(|row| row.arrival == expected.arrival);
         let top = row.as_ref().and_then(|row| row.choosing.logprobs).unwrap_or(0) as usize;
         let top = top.min(self.vocabulary);
@@ -69,7 +70,11 @@ impl CudaTicket {
                 let logits = expected.logits.map(|row| self.results.logits(row, self.vocabulary));
                 Some(Chosen {
                     token: self.results.chosen(place),
-                    goes_on: if is_masked { self.results.goes_on(place) } else { GoesOn::Yes },
+                    continuation: if is_masked {
+                        self.results.continuation(place)
+                    } else {
+                        Continuation::Yes
+                    },
                     logprobs: logprobs.map(Box::new),
                     logits: logits.map(Into::into),
                 })

@@ -1,4 +1,4 @@
-//! The weights of a model, on the device.
+//! The weights of a model in device memory.
 
 #![allow(unsafe_code)]
 
@@ -16,7 +16,7 @@ use crate::fence::{CudaFence, EventPool};
 use crate::memory::Allocation;
 use crate::pinned::PinnedBytes;
 
-/// Bytes that are on their way at once, twice.
+/// Bytes in flight at once, in each of two buffers.
 const PIECE_BYTES: usize = 32 << 20;
 
 /// All weights, in bf16.
@@ -25,7 +25,7 @@ pub(super) struct Weights {
     pub(super) embeddings: Allocation,
     pub(super) layers: Vec<Layer>,
     pub(super) final_norm: Allocation,
-    /// None where the embeddings serve for it.
+    /// None if the embeddings are also the output matrix.
     head: Option<Allocation>,
 }
 
@@ -42,12 +42,12 @@ pub(super) struct Layer {
 }
 
 impl Weights {
-    /// From a token's elements to logits.
+    /// Returns the address of the output matrix.
     pub(super) fn head(&self) -> DeviceAddress {
         self.head.as_ref().unwrap_or(&self.embeddings).at()
     }
 
-    /// Takes memory for all parts, and has `fill` put the numbers there.
+    /// Allocates memory for all parts and calls `fill` for each.
     pub(super) fn new(
         driver: &Arc<dyn Driver>,
         shape: &Shape,
@@ -57,7 +57,7 @@ impl Weights {
             let (rows, columns) = part.size(shape);
             rows.unwrap_or(1) * columns
         };
-        // Parts that are used together lie together.
+        // Parts that are used together are adjacent.
         let mut get = |parts: &[Part]| {
             let all: usize = parts.iter().map(|part| elements(*part)).sum();
             let allocation = Allocation::new(driver, all * 2)?;
@@ -100,19 +100,19 @@ impl Weights {
     }
 }
 
-/// How many bytes the weights of a model are, in bf16.
+/// Returns the bytes of a model's weights in bf16.
 pub(super) fn bytes(shape: &Shape) -> usize {
     let part = |part: Part| part.size(shape).0.unwrap_or(1) * part.size(shape).1 * 2;
     Part::all(shape).map(part).sum()
 }
 
-/// Brings weights from where they come from to the device, through pinned memory.
+/// Uploads weights to the device through pinned memory.
 pub(super) struct Upload<'a> {
     shape: &'a Shape,
     source: &'a dyn WeightSource,
     stream: Stream,
     events: EventPool,
-    /// In turn: while one travels, the other is filled.
+    /// Two buffers in turn: one is in flight while the other is filled.
     pieces: [(PinnedBytes, Option<CudaFence>); 2],
     turn: usize,
     brought: u64,
@@ -132,7 +132,7 @@ impl<'a> Upload<'a> {
         Ok(Self { shape, source, stream, events, pieces, turn: 0, brought: 0, progress })
     }
 
-    /// Brings a part.
+    /// Uploads a part.
     pub(super) fn bring(&mut self, part: Part, mut to: DeviceAddress) -> Result<(), CudaError> {
         let source = self.source;
         if let Some(bytes) = source.as_bf16(part) {
@@ -176,7 +176,8 @@ impl<'a> Upload<'a> {
             sent.wait()?;
         }
         let bytes = fill(piece.bytes_mut());
-        // SAFETY: the device's memory is as large, and the piece is not touched before it has arrived.
+        // SAFETY: the device memory has the same size, and the piece is not touched before it has
+        // arrived.
         let copied =
             unsafe { result::memcpy_htod_async(to.0, &piece.bytes()[..bytes], self.stream.raw()) };
         call("cuMemcpyHtoDAsync", copied)?;
@@ -187,7 +188,7 @@ impl<'a> Upload<'a> {
         Ok(())
     }
 
-    /// Waits until all has arrived.
+    /// Waits until all parts have arrived.
     pub(super) fn end(&mut self) -> Result<(), CudaError> {
         for (_, sent) in &mut self.pieces {
             if let Some(sent) = sent.take() {
@@ -198,7 +199,7 @@ impl<'a> Upload<'a> {
     }
 }
 
-/// Fills a part with numbers that look random, and are such that a model of them does not run away.
+/// Fills a part with pseudo-random numbers of a scale that keeps activations finite.
 pub(super) fn fill(
     kernels: &Kernels,
     shape: &Shape,
@@ -216,7 +217,7 @@ pub(super) fn fill(
         Part::FinalNorm
         | Part::OfLayer(_, LayerPart::AttentionNorm | LayerPart::FeedForwardNorm) => {
             let parameters = Parameters::default().wide(to.0).wide(count).float(1.0);
-            // SAFETY: the part is as large.
+            // SAFETY: the part has that size.
             return Ok(unsafe { kernels.fill_with.launch(stream, BLOCKS, parameters) }?);
         }
         Part::OfLayer(_, LayerPart::Queries | LayerPart::Keys) => 1.5 / inputs,
@@ -234,6 +235,6 @@ pub(super) fn fill(
     };
     let which = Part::all(shape).position(|other| other == part).unwrap_or(0) as u64;
     let parameters = Parameters::default().wide(to.0).wide(count).wide(which << 40).float(scale);
-    // SAFETY: the part is as large.
+    // SAFETY: the part has that size.
     Ok(unsafe { kernels.fill.launch(stream, BLOCKS, parameters) }?)
 }

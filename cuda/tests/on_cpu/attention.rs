@@ -6,7 +6,7 @@ use crate::library::{Arguments, Block, Kernels, LAYERS, Sizes};
 use crate::numbers::{Noise, narrow, wide};
 use crate::{with_all_sizes, with_sizes, with_some_sizes};
 
-// As kernels have them, and the model launches them.
+// Must match the kernels and the model's launches.
 const TILE: usize = 64;
 const JOIN_THREADS: usize = 256;
 const ROWS: usize = 128;
@@ -15,16 +15,16 @@ const STAGES: usize = 2;
 const FEW_STAGES: usize = 3;
 const WHOLE: u32 = u32::MAX;
 const LAYER: usize = 1;
-/// What is no number in bf16: it spoils whatever it gets into.
+/// NaN in bf16, which spreads to every result that reads it.
 const SPOILT: u16 = 0x7fc0;
 
-/// Consecutive tokens of a sequence, each sequence with a row of its own.
+/// Consecutive tokens of a sequence; each sequence has its own row.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     row: usize,
-    /// In the batch.
+    /// Index of the first token in the batch.
     first_token: usize,
-    /// Of the first token.
+    /// Position of the first token.
     position: usize,
     tokens: usize,
 }
@@ -34,14 +34,14 @@ impl Span {
         self.position + self.tokens
     }
 
-    /// Its last tokens.
+    /// Returns the span's last tokens.
     fn last(&self, tokens: usize) -> Self {
         let before = self.tokens - tokens.min(self.tokens);
         let (first_token, position) = (self.first_token + before, self.position + before);
         Self { first_token, position, tokens: self.tokens - before, ..*self }
     }
 
-    /// Row, first token, tokens, position, keys and partial, as kernels read them.
+    /// Returns row, first token, tokens, position, keys and partial, as kernels read them.
     fn item(&self, keys: std::ops::Range<usize>, partial: u32) -> [u32; 8] {
         let numbers =
             [self.row, self.first_token, self.tokens, self.position, keys.start, keys.end];
@@ -50,7 +50,7 @@ impl Span {
     }
 }
 
-/// Sequences in pages that lie anywhere, and what some of their tokens ask.
+/// Sequences in scattered pages, and the queries of some of their tokens.
 struct Scene<'a> {
     kernels: &'a Kernels<'a>,
     sizes: Sizes,
@@ -62,7 +62,7 @@ struct Scene<'a> {
 }
 
 impl<'a> Scene<'a> {
-    /// Of sequences, each with the position of its first token and how many there are.
+    /// Creates sequences, each with the position of its first token and the number of tokens.
     fn new(kernels: &'a Kernels<'a>, spans: &[(usize, usize)]) -> Self {
         let sizes = kernels.sizes;
         let mut first_token = 0;
@@ -101,8 +101,8 @@ impl<'a> Scene<'a> {
         scene
     }
 
-    /// Lets queries look for keys at the borders of tiles and segments, their own, and the one behind it, which they
-    /// must not see.
+    /// Makes queries attend to keys at the borders of tiles and segments, to their own key, and to
+    /// the key behind it, which must be masked.
     fn look_for_borders(&mut self) {
         let heads = self.sizes.kv_heads * self.sizes.group;
         for span in self.spans.clone() {
@@ -127,7 +127,7 @@ impl<'a> Scene<'a> {
         token * self.sizes.qkv() + head * self.sizes.head_dim
     }
 
-    /// Where a key or value is.
+    /// Returns the place of a key or value.
     fn place(&self, row: usize, position: usize, kv_head: usize, is_value: bool) -> usize {
         let (entry, within) = (position / self.sizes.page_size, position % self.sizes.page_size);
         let page = self.table[row * self.table_width + entry] as usize;
@@ -149,7 +149,7 @@ impl<'a> Scene<'a> {
         self.sizes.head_dim.next_multiple_of(16)
     }
 
-    /// What `attend` finds, in items of so many tokens.
+    /// Runs `attend` on items of at most `tokens_max` tokens.
     fn attend(&self, spans: &[Span], tokens_max: usize) -> Vec<u16> {
         let parts = parts_of(spans, tokens_max);
         let items: Vec<_> = parts.iter().map(|part| part.item(0..part.end(), WHOLE)).collect();
@@ -158,7 +158,7 @@ impl<'a> Scene<'a> {
         found
     }
 
-    /// What `attend` finds in segments by themselves, and `join` makes of that.
+    /// Runs `attend` on separate segments, and `join`.
     fn attend_apart(&self, spans: &[Span], tokens_max: usize) -> Vec<u16> {
         let apart = Apart::new(&parts_of(spans, tokens_max), (ROWS / FEW_ROWS) as u32, self.sizes);
         let (mut found, mut partials) = (self.nothing_found(), self.room_for(&apart));
@@ -167,7 +167,7 @@ impl<'a> Scene<'a> {
         found
     }
 
-    /// What `attend_few` and `join` find.
+    /// Runs `attend_few` and `join`.
     fn attend_few(&self, spans: &[Span], blocks: usize) -> Vec<u16> {
         let apart = Apart::new(spans, 1, self.sizes);
         let (mut found, mut partials) = (self.nothing_found(), self.room_for(&apart));
@@ -201,7 +201,7 @@ impl<'a> Scene<'a> {
         self.kernels.launch("join", blocks, Block::of(JOIN_THREADS), arguments);
     }
 
-    /// What a query should find.
+    /// Computes the expected result of a query.
     fn expected(&self, span: &Span, token: usize, head: usize) -> Vec<f64> {
         let (dim, kv_head) = (self.sizes.head_dim, head / self.sizes.group);
         let numbers =
@@ -219,7 +219,7 @@ impl<'a> Scene<'a> {
         let mut found = vec![0.0; dim];
         for (key, score) in scores.iter().enumerate() {
             let weight = (score - highest).exp() / total;
-            // The others together are less than what is tolerated.
+            // The total of smaller weights is below the tolerance.
             if weight > 1e-8 {
                 found
                     .iter_mut()
@@ -230,7 +230,7 @@ impl<'a> Scene<'a> {
         found
     }
 
-    /// Looks at what some tokens of a span have found, with all their heads.
+    /// Checks the results of some tokens of a span, for all heads.
     fn check(&self, found: &[u16], span: &Span, tokens: impl Iterator<Item = usize>) {
         let dim = self.sizes.head_dim;
         for token in tokens {
@@ -240,7 +240,7 @@ impl<'a> Scene<'a> {
                 for (&found, expected) in found[at..][..dim].iter().zip(expected) {
                     let found = f64::from(wide(found));
                     let sizes = self.sizes;
-                    // Weights and what is found are rounded to eight bits.
+                    // Weights and results are rounded to eight bits.
                     assert!(
                         (found - expected).abs() < 0.006,
                         "{found}, not {expected}: head {head} of token {token} of {span:?}, {sizes:?}"
@@ -250,7 +250,7 @@ impl<'a> Scene<'a> {
         }
     }
 
-    /// Which tokens of a span have found something else, to the bit.
+    /// Asserts that results are equal to the bit, and lists the tokens that differ.
     fn assert_same(&self, one: &[u16], other: &[u16], spans: &[Span]) {
         let width = self.sizes.queries();
         for span in spans {
@@ -266,7 +266,7 @@ impl<'a> Scene<'a> {
     }
 }
 
-/// Spans in parts of so many tokens.
+/// Divides spans into parts of at most `tokens_max` tokens.
 fn parts_of(spans: &[Span], tokens_max: usize) -> Vec<Span> {
     let mut parts = Vec::new();
     for span in spans {
@@ -278,17 +278,17 @@ fn parts_of(spans: &[Span], tokens_max: usize) -> Vec<Span> {
     parts
 }
 
-/// Items of one segment each, and what `join` is told of them.
+/// Items of one segment each, and the inputs of `join`.
 struct Apart {
     items: Vec<[u32; 8]>,
     segments: Vec<[u32; 8]>,
     counts: [u32; 2],
-    /// Room that they take.
+    /// Units of space that they take.
     units: u32,
 }
 
 impl Apart {
-    /// Each segment takes so many units of room.
+    /// Creates items with `units_each` units of space for each segment.
     fn new(spans: &[Span], units_each: u32, sizes: Sizes) -> Self {
         let (group, keys_each) = (sizes.group, sizes.segment);
         let (mut items, mut segments, mut units) = (Vec::new(), Vec::new(), 0);
@@ -306,7 +306,7 @@ impl Apart {
                 units += count * units_each;
             }
         }
-        // Who comes last need not be computed last.
+        // The order of computation must not matter.
         items.reverse();
         let tokens_most = segments.iter().map(|it| it[1]).max().unwrap_or(0);
         let counts = [segments.len() as u32, tokens_most * group as u32];
@@ -316,9 +316,10 @@ impl Apart {
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn chunks_find_what_the_definition_says() {
+fn attention_over_chunks_matches_the_definition() {
     with_all_sizes(|kernels| {
-        // From the beginning, and behind prefixes that end at any place of a tile; more tokens than an item has.
+        // From the beginning, and behind prefixes that end within a tile; more tokens than an item
+        // has.
         let spans = [(0, 1), (0, 3), (0, 150), (7, 1), (63, 2), (64, 70), (130, 60)];
         let scene = Scene::new(kernels, &spans);
         let most = ROWS / kernels.sizes.group;
@@ -327,7 +328,7 @@ fn chunks_find_what_the_definition_says() {
             let is_looked_at = |token: &usize| token.is_multiple_of(7) || token + 2 > span.tokens;
             scene.check(&found, span, (0..span.tokens).filter(is_looked_at));
         }
-        // Whoever else is in an item does not matter.
+        // The rest of an item must not matter.
         let others = scene.attend(&scene.spans, most.div_ceil(3));
         scene.assert_same(&found, &others, &scene.spans);
     });
@@ -335,7 +336,7 @@ fn chunks_find_what_the_definition_says() {
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn segments_that_are_computed_apart_come_to_the_same() {
+fn separate_segments_give_the_same_bits() {
     with_all_sizes(|kernels| {
         let most = ROWS / kernels.sizes.group;
         let scene = Scene::new(kernels, &[(0, 20), (1_010, 40), (2_030, most + 3), (2_500, 9)]);
@@ -346,7 +347,7 @@ fn segments_that_are_computed_apart_come_to_the_same() {
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn a_few_find_what_many_find_to_the_bit_however_long_the_context() {
+fn attend_few_equals_attend_to_the_bit() {
     with_all_sizes(|kernels| {
         let few = FEW_ROWS / kernels.sizes.group;
         let ends = [
@@ -377,10 +378,10 @@ fn a_few_find_what_many_find_to_the_bit_however_long_the_context() {
     });
 }
 
-/// `join` has the results of eight segments on their way at once.
+/// `join` keeps the results of eight segments in flight.
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn many_segments_come_to_the_same() {
+fn many_segments_give_the_same_bits() {
     with_some_sizes(|kernels| {
         let keys = kernels.sizes.segment;
         let scene = Scene::new(kernels, &[(8 * keys - 1, 1), (8 * keys, 1), (17 * keys, 2)]);
@@ -391,7 +392,7 @@ fn many_segments_come_to_the_same() {
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn the_last_of_a_chunk_find_the_same_alone() {
+fn last_queries_of_a_chunk_give_the_same_bits_alone() {
     with_all_sizes(|kernels| {
         let group = kernels.sizes.group;
         let scene = Scene::new(kernels, &[(1_000, ROWS / group), (2_040, ROWS / group - 1)]);
@@ -403,10 +404,11 @@ fn the_last_of_a_chunk_find_the_same_alone() {
     });
 }
 
-/// Sums that differ in their last bit are seen in one of some ten thousand numbers, so there are many.
+/// A difference in the last bit of a sum shows in about one of ten thousand numbers, so there are
+/// many.
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn many_queries_find_the_same_alone() {
+fn many_queries_give_the_same_bits_alone() {
     with_sizes(1..3, |kernels| {
         let (most, few) = (ROWS / kernels.sizes.group, FEW_ROWS / kernels.sizes.group);
         let scene = Scene::new(kernels, &[(20, 12 * most), (1_040, 6 * most)]);

@@ -1,10 +1,10 @@
-//! From logits to tokens, as the engine chooses them on the CPU.
+//! Sampling kernels, compared with the engine's sampler on the CPU.
 
 use std::sync::Arc;
 
 use terrace_engine::{
-    Arrival, Batch, Choice, Chooser, Choosing, Constraint, GoesOn, Grammar, GrammarError, Sampler,
-    Sampling, Scorer, Shaping, Span, Wanted,
+    Arrival, Batch, Choice, Chooser, Choosing, Constraint, Continuation, Grammar, GrammarError,
+    Sampler, Sampling, Scorer, Shaping, Span, Wanted,
 };
 use terrace_scheduler::Slot;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -13,7 +13,7 @@ use crate::library::{Arguments, Block, Kernels, powers_taken};
 use crate::numbers::Noise;
 use crate::with_some_sizes;
 
-/// How the token of an output is drawn, as kernels read it.
+/// Sampling parameters of an output, as kernels read them.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 struct Draw {
@@ -29,7 +29,7 @@ struct Draw {
 }
 
 impl Draw {
-    /// The token that a number from 0 to 2^53 comes to.
+    /// Creates parameters with the draw `drawn`, from 0 to 2^53.
     fn new(row: usize, sampling: Sampling, drawn: u64) -> Self {
         let Sampling { temperature, top_k, top_p, min_p, .. } = sampling;
         let row = row as u32;
@@ -37,7 +37,7 @@ impl Draw {
     }
 }
 
-/// What changes the logits of an output, as kernels read it.
+/// Changes to the logits of an output, as kernels read them.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 struct PlainShaping {
@@ -55,7 +55,7 @@ struct PlainShaping {
     presence: f32,
 }
 
-/// What is added to a logit, as kernels read it.
+/// An addition to a logit, as kernels read it.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 struct Bias {
@@ -63,7 +63,7 @@ struct Bias {
     bias: f32,
 }
 
-/// How likely a token was, as kernels write it.
+/// A log-probability, as kernels write it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(C)]
 struct Likelihood {
@@ -72,9 +72,9 @@ struct Likelihood {
 }
 
 const NONE: u32 = u32::MAX;
-/// Says in the table of counts that the prompt has a token.
+/// Flag in the table of counts: the prompt contains the token.
 const OF_PROMPT: u32 = 1 << 31;
-/// Bins, a list of keys and one of measures, and what is kept beside them.
+/// Shared memory for bins, a list of keys, a list of measures, and a few scalars.
 const SELECTION_BYTES: usize = 2048 * 8 * 3 + 34 * 8 + 16;
 const SAMPLING: Block = Block::new(1024, SELECTION_BYTES);
 
@@ -93,7 +93,7 @@ impl Rows {
         &self.logits[row * self.vocabulary..][..self.vocabulary]
     }
 
-    /// The tokens that are drawn from rows, one output after the other.
+    /// Samples tokens from rows, one output after the other.
     fn sample(
         &self,
         kernels: &Kernels<'_>,
@@ -117,7 +117,7 @@ impl Rows {
         chosen
     }
 
-    /// The kernel draws what the engine draws.
+    /// Checks that the kernel samples the same tokens as the engine.
     fn check(&self, kernels: &Kernels<'_>, draws: &[(usize, Sampling, u32)]) -> Vec<u32> {
         let mut sampler = Sampler::default();
         let chosen = self.sample(kernels, &[], draws);
@@ -133,7 +133,8 @@ fn sampling(temperature: f32, top_k: u32, top_p: f32, min_p: f32) -> Sampling {
     Sampling { temperature, top_k, top_p, min_p, seed: 11 }
 }
 
-/// Logits of several kinds: far apart, all alike, with many equals, with some that are impossible or no numbers.
+/// Returns logits of several kinds: far apart, all equal, with many equals, and with infinities or
+/// NaN.
 fn kinds(vocabulary: usize) -> Vec<Vec<f32>> {
     let mut noise = Noise::new(vocabulary as u64);
     let wide = noise.numbers(vocabulary, 20.0);
@@ -151,7 +152,7 @@ fn kinds(vocabulary: usize) -> Vec<Vec<f32>> {
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn tokens_are_drawn_as_the_engine_draws_them() {
+fn samples_the_same_tokens_as_the_engine() {
     with_some_sizes(|kernels| {
         for vocabulary in [3, 33, 1_000, 1_500] {
             let (rows, all) = (kinds(vocabulary), vocabulary as u32);
@@ -165,7 +166,7 @@ fn tokens_are_drawn_as_the_engine_draws_them() {
                 sampling(1.0, 1, 1.0, 0.0),
                 sampling(1.0, 2, 0.95, 0.0),
                 sampling(0.5, 40, 1.0, 0.0),
-                // More than the least share leaves.
+                // More tokens than min_p leaves.
                 sampling(1.0, all - 1, 1.0, 0.9),
                 sampling(1.0, all, 1.0, 0.0),
                 sampling(2.0, all + 5, 0.6, 0.1),
@@ -185,7 +186,7 @@ fn tokens_are_drawn_as_the_engine_draws_them() {
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn many_draws_of_one_row_come_to_many_tokens() {
+fn draws_of_one_row_vary() {
     with_some_sizes(|kernels| {
         let rows = Rows::new(&[Noise::new(5).numbers(400, 2.0)]);
         for way in [sampling(1.0, 0, 1.0, 0.0), sampling(1.0, 0, 0.9, 0.0)] {
@@ -198,11 +199,11 @@ fn many_draws_of_one_row_come_to_many_tokens() {
     });
 }
 
-/// A token is drawn when more than its beginning has been passed: the first by nothing at all, and the last by all but
-/// the end.
+/// A token is drawn when the running sum exceeds the draw: the first token by 0, the last by the
+/// largest draw.
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn draws_at_the_border_of_two_tokens_are_the_second_ones() {
+fn draw_at_a_boundary_selects_the_second_token() {
     with_some_sizes(|kernels| {
         let rows = Rows::new(&[vec![2.0; 4]]);
         const QUARTER: u64 = 1 << 51;
@@ -214,14 +215,14 @@ fn draws_at_the_border_of_two_tokens_are_the_second_ones() {
     });
 }
 
-/// More equals than are put in order are divided by their keys until they are few.
+/// More equals than can be sorted are divided by their keys until few are left.
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn many_equals_take_a_few_passes() {
+fn many_equals_take_few_passes() {
     with_some_sizes(|kernels| {
         const VOCABULARY: usize = 12_000;
         const PASSES_MAX: u64 = 40;
-        // All alike, and two kinds that differ in their last bit.
+        // All equal, and two kinds that differ in the last bit.
         let nearly = |at: usize| if at.is_multiple_of(3) { 1.0 } else { 1.0 + f32::EPSILON };
         let kinds = [vec![1.0; VOCABULARY], (0..VOCABULARY).map(nearly).collect()];
         for row in kinds {
@@ -237,7 +238,7 @@ fn many_equals_take_a_few_passes() {
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn of_many_equals_the_lower_tokens_come_first() {
+fn equals_are_ordered_by_id() {
     with_some_sizes(|kernels| {
         let rows = Rows::new(&[vec![1.0; 2_100]]);
         let first = rows.check(kernels, &[(0, sampling(1.0, 1, 1.0, 0.0), 0)]);
@@ -248,7 +249,7 @@ fn of_many_equals_the_lower_tokens_come_first() {
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn where_nothing_is_possible_the_lowest_token_is_taken_and_infinite_ones_first() {
+fn handles_all_masked_and_infinite_logits() {
     with_some_sizes(|kernels| {
         let mut infinite = vec![3.0; 50];
         infinite[40] = f32::INFINITY;
@@ -260,7 +261,7 @@ fn where_nothing_is_possible_the_lowest_token_is_taken_and_infinite_ones_first()
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn likelihoods_are_those_that_the_engine_tells() {
+fn logprobs_equal_those_of_the_engine() {
     with_some_sizes(|kernels| {
         const STRIDE: usize = 1 + 20;
         let rows = kinds(1_200);
@@ -297,13 +298,13 @@ fn likelihoods_are_those_that_the_engine_tells() {
 struct Answer {
     choosing: Choosing,
     produced: Vec<u32>,
-    /// Whether the step before has chosen the last of those, and nobody has heard of it yet.
+    /// True if the step before has chosen the last token and its result has not been reported yet.
     is_awaited: bool,
-    /// What its grammar allows, if it has one.
+    /// Tokens that the grammar allows, if there is one.
     allowed: Option<Vec<u32>>,
 }
 
-/// A grammar that always allows the same.
+/// A grammar with a constant set of allowed tokens.
 #[derive(Debug)]
 struct Same(Vec<u32>);
 
@@ -341,7 +342,7 @@ impl Answer {
             logprobs: None,
             logits: false,
         };
-        // Some of them, hardly any, only what ends the answer, and nothing for the last tokens.
+        // Some tokens, few tokens, only stop tokens, and none of the last tokens.
         let mut words = |rare: usize, words: usize| -> Vec<u32> {
             let mut half = || noise.below(1 << 16) as u32;
             let mut word = || (0..rare).fold(u32::MAX, |all, _| all & (half() << 16 | half()));
@@ -365,7 +366,7 @@ impl Answer {
         self.produced.len() as u32
     }
 
-    /// What the engine chooses, and whether its grammar is complete.
+    /// Returns the token that the engine chooses, and whether its grammar is complete.
     fn expected(&self, logits: &[f32]) -> (u32, bool) {
         let slot = Slot(0);
         let arrival = Arrival::new(slot, Arc::new(self.choosing.clone()));
@@ -387,10 +388,10 @@ impl Answer {
         chooser.begin(&batch);
         chooser.take(&batch, logits.len(), logits);
         let chosen = chooser.end(&batch).unwrap().remove(0).chosen.unwrap();
-        (chosen.token, chosen.goes_on == GoesOn::Complete)
+        (chosen.token, chosen.continuation == Continuation::Complete)
     }
 
-    /// The changed logits, by the definition.
+    /// Computes the changed logits by the definition.
     fn shaped(&self, logits: &[f32]) -> Vec<f32> {
         let Choosing { shaping, ends, prompt, .. } = &self.choosing;
         let mut shaped = logits.to_vec();
@@ -418,17 +419,17 @@ impl Answer {
     }
 }
 
-/// The lists of all shapings of a step.
+/// The lists of all changes of a step.
 #[derive(Default)]
 struct Lists {
     shapings: Vec<PlainShaping>,
     forbidden: Vec<u32>,
-    /// Row, token, and by how much it counts.
+    /// Row, token, and increment.
     counts: Vec<[u32; 3]>,
     biases: Vec<Bias>,
-    /// Of all tokens, one mask behind the other.
+    /// Masks, concatenated.
     masks: Vec<u32>,
-    /// By output of the step before.
+    /// Tokens chosen by the step before, by output.
     chosen_before: Vec<u32>,
 }
 
@@ -489,18 +490,18 @@ impl Lists {
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn logits_are_shaped_and_tokens_chosen_by_what_they_are_then() {
+fn samples_by_shaped_logits() {
     with_some_sizes(|kernels| {
         const VOCABULARY: usize = 300;
         let mut noise = Noise::new(9);
         let mut answers: Vec<Answer> =
             (0..48).map(|seed| Answer::random(&mut noise, VOCABULARY, seed)).collect();
         for answer in &mut answers {
-            // Each token has one bias, which a thread of its own adds.
+            // Each token has at most one bias, because separate threads apply them.
             let bias = &mut answer.choosing.shaping.bias;
             bias.sort_unstable_by_key(|(token, _)| *token);
             bias.dedup_by_key(|(token, _)| *token);
-            // Some awaited tokens have come before.
+            // Some awaited tokens occur earlier in the answer.
             if answer.is_awaited && answer.index().is_multiple_of(2) {
                 let first = answer.produced[0];
                 *answer.produced.last_mut().unwrap() = first;
@@ -509,11 +510,11 @@ fn logits_are_shaped_and_tokens_chosen_by_what_they_are_then() {
         let logits: Vec<_> = answers.iter().map(|_| noise.numbers(VOCABULARY, 3.0)).collect();
         let rows = Rows::new(&logits);
         let mut lists = Lists::default();
-        // Lists need not be in the order of rows.
+        // Lists need not be in row order.
         for (row, answer) in answers.iter().enumerate().rev() {
             lists.add(row, answer, VOCABULARY);
         }
-        // What is counted comes in two steps, and some rows of the table have no request here.
+        // Counts arrive in two steps, and some rows of the table have no request.
         let mut counts = vec![0_u32; (answers.len() + 1) * VOCABULARY];
         let (first, second) = lists.counts.split_at(lists.counts.len() / 3);
         for (some, blocks) in [(first, 2), (second, 5)] {

@@ -1,17 +1,17 @@
-//! Hopper's own products of few rows.
+//! Hopper's products of few rows.
 
 use crate::library::{Arguments, Block, Kernels, TILES};
 use crate::numbers::{Noise, narrow, wide};
 use crate::{Statement, assert_missed, with_some_hopper_sizes};
 
-/// As kernels have them, and the model launches them.
+/// Must match the kernels and the model's launches.
 const SHARERS: usize = 2;
 const ROWS_MAX: usize = 64;
 const BLOCK: Block = Block { threads: 192, shared_bytes: 216 << 10, cluster: SHARERS };
-/// What is no number in bf16.
+/// NaN in bf16.
 const SPOILT: u16 = 0x7fc0;
 
-/// What becomes of sums.
+/// The form in which sums are stored.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Outcome {
     Narrow,
@@ -19,11 +19,11 @@ enum Outcome {
     Gated,
 }
 
-/// A matrix and rows, of which only those that count are numbers.
+/// A matrix and rows; unused rows are NaN.
 #[derive(Debug)]
 struct Product {
     inputs: usize,
-    /// Of the kernel.
+    /// Outputs of the kernel.
     outputs: usize,
     rows: usize,
     outcome: Outcome,
@@ -41,7 +41,7 @@ impl Product {
         Self { inputs, outputs, rows, outcome, matrix, numbers }
     }
 
-    /// What a kernel computes, as f32 or bf16, and as it was where it writes nothing.
+    /// Runs a kernel; returns f32 or bf16, with unwritten places unchanged.
     fn multiply(
         &self,
         kernels: &Kernels<'_>,
@@ -75,7 +75,7 @@ impl Product {
         Ok(rows.to_vec())
     }
 
-    /// What it should compute: sums in the order of inputs.
+    /// Computes the expected result: sums in the order of inputs.
     fn expected(&self, kernels: &Kernels<'_>) -> Vec<f32> {
         let of_matrix = self.matrix.len() / self.inputs;
         let mut sums = Vec::new();
@@ -103,7 +103,7 @@ impl Product {
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn products_of_few_rows_are_sums_in_the_order_of_inputs() {
+fn few_row_products_sum_in_input_order() {
     with_some_hopper_sizes(|kernels| {
         let [qkv, out, gated, down, logits] = TILES.map(|(_, tile)| tile);
         let cases = [
@@ -114,7 +114,7 @@ fn products_of_few_rows_are_sums_in_the_order_of_inputs() {
             ("few_rows_to_logits", logits, 290, Outcome::Wide),
         ];
         for (name, tile, outputs, outcome) in cases {
-            // More parts than there are places, and as few as there may be.
+            // More parts than buffers, and the smallest number.
             for (inputs, rows) in [(1_152, 5), (128, 64), (256, 17)] {
                 let product = Product::new(inputs, outputs, rows, outcome);
                 let found = product.multiply(kernels, (name, tile), 2).unwrap();
@@ -129,9 +129,9 @@ fn products_of_few_rows_are_sums_in_the_order_of_inputs() {
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn products_of_few_rows_need_their_barriers_and_fences() {
+fn few_row_products_need_their_barriers_and_fences() {
     const STATEMENTS: [Statement; 9] = [
-        ("", "show_barriers();"),
+        ("", "publish_barriers();"),
         ("", "wait_for_sharers();"),
         ("", "wait_for_place(next);"),
         ("", "arrive_and_expect(barrier, bytes);"),

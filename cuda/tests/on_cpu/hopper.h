@@ -1,12 +1,12 @@
-// Hopper's own instructions in plain C++, as shim.h has the others: barriers that count what the copy engine brings, boxes of
-// memory that it copies, products of four warps that run beside them, and clusters of blocks.
+// Hopper's instructions in plain C++, in addition to shim.h: barriers that count copied bytes,
+// copies of boxes of memory, asynchronous products of warp groups, and clusters of blocks.
 //
-// Whatever runs in the background is done as soon as it may be under one schedule and as late under the other. Copies:
-// when they are asked for, or one by one, in their order, when all threads wait. Products: when they are waited for, and
-// then after others have gone on, or when they are asked for. What one part of the GPU would not see of what another
-// has done, for want of a fence, is a failure.
+// Background operations complete as early as possible under one schedule and as late as possible
+// under the other. Copies complete when they are issued, or one by one, in order, when all threads
+// wait. Products complete when they are waited for and other threads have run, or when they are
+// issued. A missing fence, by which one part of the GPU would miss another's writes, is a failure.
 
-// Memory as the copy engine knows it: what tests say of it, in as many numbers as the driver's has.
+// A tensor map: the values that tests set, in the size of the driver's.
 struct Map {
     const unsigned char *base;
     unsigned long long rank, sizes[4], strides[3], box[4], unused[3];
@@ -15,7 +15,8 @@ static_assert(sizeof(Map) == 128);
 
 namespace on_cpu {
 
-// What counts arrivals and bytes; it is in its next phase when as many have come.
+// A barrier that counts arrivals and bytes; it advances to the next phase when all expected ones
+// have arrived.
 struct Barrier {
     unsigned count, pending, phase = 0;
     long long bytes = 0;
@@ -34,12 +35,12 @@ static std::vector<BoxCopy> box_copies;
 // A warp's part of a product: 16 rows by `width` columns.
 struct Product {
     float *sums[32];
-    const unsigned *a[32];  // none if they are in shared memory, too
+    const unsigned *a[32];  // null if they are in shared memory, too
     unsigned long long rows, columns;
     unsigned width, rank, warp;  // of four
     bool adds, is_turned;
 };
-// What a warp computes beside its threads.
+// Pending products of a warp.
 struct Products {
     std::vector<Product> all;
     std::vector<size_t> groups;
@@ -47,10 +48,10 @@ struct Products {
 };
 static Products products_of[THREADS_MAX / 32];
 static bool has_fence[THREADS_MAX];
-// Sixteen bytes that threads have written and products and copies would not see yet.
+// Written groups of sixteen bytes that products and copies would not see yet.
 static unsigned char is_hidden[CLUSTER_MAX][SHARED_MAX / 16];
 static std::vector<std::pair<unsigned, unsigned>> hidden_by[THREADS_MAX];
-// Threads at barriers other than that of all.
+// Threads at barriers other than barrier 0.
 static std::map<std::pair<unsigned, unsigned>, std::vector<Thread *>> meetings;
 
 static void begin_on_hopper() {
@@ -79,7 +80,7 @@ inline Barrier &barrier_at(unsigned rank, unsigned address) {
     if (found == barriers.end()) fail("a barrier is used that is not prepared");
     return found->second;
 }
-// Of another part of the GPU than the thread.
+// A barrier that another part of the GPU has made visible.
 inline Barrier &shown_barrier_at(unsigned rank, unsigned address) {
     Barrier &barrier = barrier_at(rank, address);
     if (!barrier.is_shown) fail("the copy engine, or another block, does not know a barrier");
@@ -98,10 +99,10 @@ inline void arrive_at_barrier(Barrier &barrier) {
     look_at(barrier);
 }
 
-// Rows of 128 bytes, of which eight lie one behind the other, have their sixteen bytes in another order each.
+// Rows of 128 bytes, in groups of eight, whose sixteen-byte chunks are permuted by row.
 inline unsigned swizzled(unsigned address) { return address ^ (address >> 7 & 7) << 4; }
 
-// Eight numbers that products read, each so far from the one before.
+// Reads eight operands of a product at a fixed distance.
 inline void read_eight(unsigned rank, unsigned address, float *to, unsigned stride) {
     address = swizzled(address);
     if (address % 16 != 0 || address + 16 > shared_bytes) fail("a product reads outside of shared memory");
@@ -131,7 +132,7 @@ inline void finish(const BoxCopy &copy) {
                 unsigned to = swizzled(copy.to + row * 128 + chunk * 16);
                 if (to + 16 > shared_bytes) fail("a copy to outside of shared memory");
                 if (is_hidden[rank][to / 16]) fail("a copy to what a thread has written and not shown to the copy engine");
-                // What is outside of the memory is zero.
+                // Reads outside of the memory return zero.
                 if (is_there) memcpy(memory[rank] + to, from + chunk * 16, 16);
                 else memset(memory[rank] + to, 0, 16);
             }
@@ -165,9 +166,9 @@ void add_up(float (*sums)[128], const float (*a)[16], const float (*b)[128]) {
 
 inline void finish(const Product &product) {
     float a[16][16], b[16][128], sums[16][128];
-    auto begin = [](unsigned long long described) { return (unsigned)(described & 0x3fff) << 4; };
-    auto next_half = [](unsigned long long described) { return (unsigned)(described >> 16 & 0x3fff) << 4; };
-    auto next_eight = [](unsigned long long described) { return (unsigned)(described >> 32 & 0x3fff) << 4; };
+    auto begin = [](unsigned long long descriptor_of) { return (unsigned)(descriptor_of & 0x3fff) << 4; };
+    auto next_half = [](unsigned long long descriptor_of) { return (unsigned)(descriptor_of >> 16 & 0x3fff) << 4; };
+    auto next_eight = [](unsigned long long descriptor_of) { return (unsigned)(descriptor_of >> 32 & 0x3fff) << 4; };
     unsigned long long columns = product.columns;
     if (product.is_turned) {
         for (unsigned k = 0; k < 16; k++)
@@ -215,7 +216,7 @@ inline void finish(const Product &product) {
 
 inline Products &own_products() { return products_of[number_of(current) / 32]; }
 
-// The four warps of a product need not be there together.
+// The four warps of a product may arrive at different times.
 __attribute__((noinline)) void multiply_by_four(
     float *sums, const unsigned *a, unsigned long long rows, unsigned long long columns, unsigned width, bool adds,
     bool is_turned) {
@@ -240,7 +241,8 @@ __attribute__((noinline)) void multiply_by_four(
 
 __attribute__((noinline)) void wait_for_groups_of_products(size_t left) {
     if (is_hasty) {
-        // Those who are told too early that places are free go on before products read those.
+        // Released blocks run first: a release that is too early lets them overwrite operands
+        // before the products read them.
         make_ready(current);
         wait();
     }
@@ -285,7 +287,7 @@ inline void prepare(unsigned address, unsigned count) {
     if (!on_cpu::barriers.insert({{on_cpu::current->rank, address}, barrier}).second)
         on_cpu::fail("a barrier is prepared twice");
 }
-inline void show_barriers() {
+inline void publish_barriers() {
     for (auto &[place, barrier] : on_cpu::barriers) barrier.is_shown |= barrier.by == on_cpu::current;
 }
 inline void arrive(unsigned address) {
@@ -312,7 +314,7 @@ inline void put_zeros(unsigned address) {
     on_cpu::is_hidden[on_cpu::current->rank][address / 16]++;
     on_cpu::hidden_by[on_cpu::number_of(on_cpu::current)].push_back({on_cpu::current->rank, address / 16});
 }
-inline void show_to_products() {
+inline void publish_to_products() {
     auto &hidden = on_cpu::hidden_by[on_cpu::number_of(on_cpu::current)];
     for (auto [rank, place] : hidden) on_cpu::is_hidden[rank][place]--;
     hidden.clear();
@@ -322,7 +324,7 @@ template <int BARRIER, int MEETING>
 void meet() { on_cpu::meet_some(on_cpu::current->rank, BARRIER, MEETING); }
 inline void wait_for_sharers() { on_cpu::meet_some(0, 0, on_cpu::thread_count()); }
 template <int REGISTERS>
-void give_registers() {}
+void set_registers() {}
 template <int REGISTERS>
 void take_registers() {}
 

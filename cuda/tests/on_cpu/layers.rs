@@ -1,4 +1,4 @@
-//! What is computed for each token by itself.
+//! Computations for each token separately.
 
 use crate::library::{Arguments, Block, Kernels};
 use crate::numbers::{Noise, assert_near, narrow, rounded, wide};
@@ -16,7 +16,7 @@ struct Token {
 
 const NOWHERE: u32 = u32::MAX;
 
-/// As far apart as two neighbours in bf16 are.
+/// Distance of two adjacent bf16 numbers near one.
 const NEIGHBOURS: f32 = 1.0 / 128.0;
 
 fn token(token: u32) -> Token {
@@ -25,7 +25,7 @@ fn token(token: u32) -> Token {
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn tokens_get_their_embeddings() {
+fn embeds_tokens() {
     with_all_sizes(|kernels| {
         let (dim, vocabulary) = (kernels.sizes.dim, 7);
         let embeddings = Noise::new(1).narrow(vocabulary * dim, 1.0);
@@ -40,7 +40,7 @@ fn tokens_get_their_embeddings() {
     });
 }
 
-/// The norm of some numbers, times weights.
+/// Computes the norm of some numbers, times weights.
 fn norm(numbers: &[f32], weights: &[u16], epsilon: f32) -> Vec<f32> {
     let squares: f64 = numbers.iter().map(|&it| f64::from(it).powi(2)).sum();
     let factor = (squares / numbers.len() as f64 + f64::from(epsilon)).sqrt().recip() as f32;
@@ -83,7 +83,7 @@ fn check_norm(kernels: &Kernels<'_>, has_added: bool, rows: Option<&[u32]>) {
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn norms_are_of_what_was_added() {
+fn normalises_after_adding() {
     with_all_sizes(|kernels| {
         for has_added in [false, true] {
             check_norm(kernels, has_added, None);
@@ -94,7 +94,7 @@ fn norms_are_of_what_was_added() {
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn gates_let_through() {
+fn applies_gates() {
     with_some_sizes(|kernels| {
         let (tokens, hidden) = (3, 8 * 100);
         let gate_up = Noise::new(4).narrow(tokens * 2 * hidden, 6.0);
@@ -115,7 +115,7 @@ fn gates_let_through() {
     });
 }
 
-/// Turns the pairs of a head: element i with the one half a head further on.
+/// Rotates the pairs of a head: element i with the one half a head further on.
 fn turn(head: &mut [f32], cosines: &[f32], sines: &[f32]) {
     let half = head.len() / 2;
     for at in 0..half {
@@ -130,7 +130,7 @@ fn check_turning(kernels: &Kernels<'_>, has_bias: bool) {
     const POSITIONS: usize = 50;
     const LAYERS: usize = 3;
     const LAYER: usize = 1;
-    /// What no one writes to.
+    /// Content of places that must not be written.
     const UNTOUCHED: u16 = 0x1234;
     let sizes = kernels.sizes;
     let (dim, half, page_size) = (sizes.head_dim, sizes.head_dim / 2, sizes.page_size);
@@ -204,7 +204,7 @@ fn check_turning(kernels: &Kernels<'_>, has_bias: bool) {
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn queries_and_keys_are_turned_and_kept_in_their_pages() {
+fn rotates_and_stores_keys_in_pages() {
     with_all_sizes(|kernels| {
         check_turning(kernels, false);
         check_turning(kernels, true);
@@ -213,12 +213,12 @@ fn queries_and_keys_are_turned_and_kept_in_their_pages() {
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn tables_and_awaited_tokens_are_taken_in() {
+fn applies_table_changes_and_awaited_tokens() {
     with_some_sizes(|kernels| {
         const WIDTH: usize = 400;
         let mut table: Vec<u32> = vec![7; 3 * WIDTH];
         let pages: Vec<u32> = (1_000..1_500).collect();
-        // Row, first entry, where its pages begin, and how many there are.
+        // Row, first entry, start of its pages, and their number.
         let changes: [[u32; 4]; 4] =
             [[2, 0, 0, 400], [0, 5, 400, 1], [0, 6, 402, 90], [1, 399, 499, 1]];
         let mut tokens: Vec<Token> = (0..600).map(token).collect();
@@ -253,7 +253,7 @@ fn tables_and_awaited_tokens_are_taken_in() {
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn weights_that_mean_nothing_are_of_the_size_asked_for() {
+fn random_weights_have_the_requested_scale() {
     with_some_sizes(|kernels| {
         let mut numbers = vec![narrow(9.0); 10_001];
         let (filled, last) = numbers.split_at_mut(10_000);

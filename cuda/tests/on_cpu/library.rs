@@ -1,4 +1,4 @@
-//! The model's kernels, compiled by g++ and launched on the CPU.
+//! The model's kernels, compiled by g++ and run on the CPU.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_void};
@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use crate::Statement;
 
-/// All but Hopper's instructions, which the shim has instead.
+/// All sources except Hopper's instructions, which the shim replaces.
 const SOURCES: [&str; 6] = [
     include_str!("../../kernels/common.cu"),
     include_str!("../../kernels/layers.cu"),
@@ -46,12 +46,14 @@ const HOPPER_KERNELS: [&str; 7] = [
     "few_rows_to_down",
     "few_rows_to_logits",
 ];
-/// As they are declared, and as tests need it: each block of a cluster has its own.
+/// The declaration of shared memory, and its replacement for tests: each block of a cluster has its
+/// own.
 const BLOCK_MEMORY: [&str; 2] =
     ["extern __shared__ __align__(1024) u8 memory[];", "u8 *memory = (u8 *)on_cpu::own_memory();"];
 /// Layers of a page.
 pub(crate) const LAYERS: usize = 2;
-/// Tiles in shared memory of `attend_few_on_hopper`, keys or values, and its blocks on a multiprocessor.
+/// Tiles of `attend_few_on_hopper` in shared memory, keys or values, and its blocks on a
+/// multiprocessor.
 pub(crate) const FEW_PLACES: usize = 3;
 const FEW_BLOCKS: usize = 4;
 /// Outputs that a block of Hopper's products of few rows computes at once, by kernel.
@@ -63,7 +65,7 @@ pub(crate) const TILES: [(&str, usize); 5] = [
     ("LOGITS_TILE", 96),
 ];
 
-/// What kernels are compiled for.
+/// Compile-time sizes of the kernels.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
     /// Numbers of a token between layers.
@@ -73,53 +75,54 @@ pub(crate) struct Sizes {
     /// Query heads that share keys.
     pub(crate) group: usize,
     pub(crate) page_size: usize,
-    /// After so many keys the softmax begins afresh.
+    /// Keys after which the softmax restarts.
     pub(crate) segment: usize,
 }
 
 impl Sizes {
-    /// Whether Hopper has kernels of its own for them.
+    /// Returns whether there are Hopper kernels for these sizes.
     pub(crate) fn are_for_hopper(&self) -> bool {
         self.head_dim == 128 && self.page_size >= 8
     }
 
-    /// Elements of a token's queries.
+    /// Returns the elements of a token's queries.
     pub(crate) fn queries(&self) -> usize {
         self.kv_heads * self.group * self.head_dim
     }
 
-    /// Elements of a token's queries, keys and values.
+    /// Returns the elements of a token's queries, keys and values.
     pub(crate) fn qkv(&self) -> usize {
         self.kv_heads * (self.group + 2) * self.head_dim
     }
 
-    /// Elements of a layer's keys and values in a page.
+    /// Returns the elements of a layer's keys and values in a page.
     pub(crate) fn layer(&self) -> usize {
         self.kv_heads * 2 * self.page_size * self.head_dim
     }
 
-    /// Where a token's keys or values begin in those.
+    /// Returns the place of a token's keys or values in a layer.
     pub(crate) fn place(&self, kv_head: usize, is_value: bool, within: usize) -> usize {
         ((kv_head * 2 + usize::from(is_value)) * self.page_size + within) * self.head_dim
     }
 }
 
-/// In which order things happen that may happen in any order.
+/// Execution order of concurrent operations.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Schedule {
-    /// From the first thread on; copies in the background are done when they are waited for.
+    /// Threads run from the first to the last; asynchronous copies complete when they are waited
+    /// for.
     Late,
-    /// From the last thread back; copies are done at once.
+    /// Threads run from the last to the first; copies complete at once.
     Hasty,
 }
 
 pub(crate) const SCHEDULES: [Schedule; 2] = [Schedule::Late, Schedule::Hasty];
 
-/// Compiled kernels. Theirs are the threads that they run in, one block at a time.
+/// Compiled kernels. They run one block at a time on the library's own threads.
 #[derive(Debug)]
 pub(crate) struct Compiled(Mutex<Library>);
 
-/// Kernels, and how they are run.
+/// Kernels and their schedule.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kernels<'a> {
     pub(crate) sizes: Sizes,
@@ -127,7 +130,7 @@ pub(crate) struct Kernels<'a> {
     pub(crate) compiled: &'a Compiled,
 }
 
-/// What the shim is told of a launch.
+/// Launch parameters of the shim.
 #[repr(C)]
 struct Launch {
     blocks: u32,
@@ -143,11 +146,11 @@ impl Compiled {
         Self::of_source(sizes, &SOURCES.concat())
     }
 
-    /// Kernels that leave out one of some statements, wherever the source has it behind what is said to be before it.
-    /// [`Kernels::omit`] says which one.
+    /// Compiles kernels with omittable statements: each is found in the source by its text and the
+    /// text before it. [`Kernels::omit`] selects the one to omit.
     pub(crate) fn with_omissions(sizes: Sizes, statements: &[Statement]) -> Self {
         let mut source = SOURCES.concat();
-        // Those with the most before them first, so that they are still as they were.
+        // Those with the longest preceding text first, so that the text is still unchanged.
         let mut numbered: Vec<_> = (1..).zip(statements).collect();
         numbered.sort_by_key(|(_, (before, _))| std::cmp::Reverse(before.len()));
         for (number, (before, statement)) in numbered {
@@ -186,8 +189,8 @@ impl Compiled {
             definitions.push(("FEW_BLOCKS", FEW_BLOCKS));
             definitions.extend(TILES);
         }
-        // Fibers jump from stack to stack, which a fortified longjmp takes for a mistake. Numbers are rounded where
-        // kernels say so. Each of several libraries has its own of what is static.
+        // Fibers jump from stack to stack, which a fortified longjmp rejects. Rounding happens only
+        // where kernels request it. Each library has its own statics.
         let compiled = Command::new("g++")
             .args([
                 "-std=c++17",
@@ -212,7 +215,7 @@ thread_local! {
     static POWERS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Powers that the last kernel that this thread has launched has taken: a measure of its work.
+/// Returns the number of powers that this thread's last kernel computed: a measure of its work.
 pub(crate) fn powers_taken() -> u64 {
     POWERS.get()
 }
@@ -225,7 +228,7 @@ impl Kernels<'_> {
         launched.unwrap_or_else(|wrong| panic!("{name} on the CPU: {wrong}, {:?}", self.sizes));
     }
 
-    /// Runs a kernel, and says what is wrong with it, as far as it was seen.
+    /// Runs a kernel, and returns the errors that the shim detected.
     pub(crate) fn try_launch(
         &self,
         name: &str,
@@ -251,8 +254,9 @@ impl Kernels<'_> {
         let library = self.compiled.0.lock();
         let symbol = format!("launch_{name}");
         type Run = unsafe extern "C" fn(*const Launch, *mut *mut c_void) -> *const c_char;
-        // SAFETY: the shim defines both so, the first for each kernel; the arguments are the kernel's, and what they name is lent until
-        // it has ended. What it returns is nothing, or a text that is never changed.
+        // SAFETY: the shim defines both, the first for each kernel; the arguments are the kernel's,
+        // and memory that they name is borrowed until it has ended. The result is null or a static
+        // text.
         unsafe {
             let run = library.get::<Run>(symbol.as_bytes()).unwrap();
             let wrong = run(&raw const launch, pointers.as_mut_ptr());
@@ -266,17 +270,17 @@ impl Kernels<'_> {
         }
     }
 
-    /// From here on, kernels leave out one of the statements that they were compiled with, by its number from 1; with 0
-    /// they leave out none.
+    /// Makes kernels omit one of the statements that they were compiled with, by its number from 1;
+    /// 0 omits none.
     pub(crate) fn omit(&self, statement: u32) {
         let library = self.compiled.0.lock();
-        // SAFETY: the shim defines it so.
+        // SAFETY: the shim defines it with this signature.
         unsafe { library.get::<unsafe extern "C" fn(u32)>(b"omit").unwrap()(statement) }
     }
 }
 
 fn load(path: &Path) -> Library {
-    // SAFETY: what was compiled does nothing when it is loaded.
+    // SAFETY: the compiled library has no initialisation.
     unsafe { Library::new(path) }.unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -285,7 +289,7 @@ fn load(path: &Path) -> Library {
 pub(crate) struct Block {
     pub(crate) threads: usize,
     pub(crate) shared_bytes: usize,
-    /// How many of them are computed together.
+    /// Number of blocks of a cluster.
     pub(crate) cluster: usize,
 }
 
@@ -299,7 +303,7 @@ impl Block {
     }
 }
 
-/// The arguments of a kernel, in its order. What is lent to it is lent until it has ended.
+/// The arguments of a kernel, in order. Memory is borrowed until the kernel has ended.
 #[derive(Default)]
 pub(crate) struct Arguments<'a> {
     values: Vec<[u64; 16]>,
@@ -307,17 +311,17 @@ pub(crate) struct Arguments<'a> {
 }
 
 impl<'a> Arguments<'a> {
-    /// What it only reads.
+    /// Adds a list that the kernel reads.
     pub(crate) fn list<T: Copy>(self, list: &'a [T]) -> Self {
         self.wide(list.as_ptr().addr() as u64)
     }
 
-    /// What it writes.
+    /// Adds a list that the kernel writes.
     pub(crate) fn out<T: Copy>(self, list: &'a mut [T]) -> Self {
         self.wide(list.as_mut_ptr().addr() as u64)
     }
 
-    /// A list, or none.
+    /// Adds a list, or null.
     pub(crate) fn list_if<T: Copy>(self, list: Option<&'a [T]>) -> Self {
         match list {
             Some(list) => self.list(list),
@@ -337,7 +341,8 @@ impl<'a> Arguments<'a> {
         self.wide(number.to_bits().into())
     }
 
-    /// Where pages are: keys and values, the bytes of a page and before the layer, the table and its width.
+    /// Adds the location of pages: keys and values, the bytes of a page and before the layer, the
+    /// table and its width.
     pub(crate) fn pages(
         self,
         kv: &'a [u16],
@@ -350,8 +355,8 @@ impl<'a> Arguments<'a> {
         self.all(&[kv, page_bytes as u64, layer_offset as u64, table, width as u64])
     }
 
-    /// A map of memory for the copy engine, as the shim has it: elements in each dimension, from one to the next of each
-    /// but the first in bytes, and elements of a box.
+    /// Adds a tensor map of the shim: elements of each dimension, strides in bytes of each but the
+    /// first, and elements of a box.
     pub(crate) fn map(self, at: &'a [u16], sizes: &[u64], strides: &[u64], boxed: &[u64]) -> Self {
         let padded = |numbers: &[u64], count: usize, missing: u64| {
             numbers.iter().copied().chain(std::iter::repeat(missing)).take(count).collect()

@@ -1,5 +1,5 @@
-//! The model's kernels compute what they should, without a GPU: their sources are compiled by g++ with a shim in CUDA's
-//! place, and checked against what the definition says.
+//! Tests of the model's kernels without a GPU: their sources are compiled by g++ with a shim for
+//! CUDA and checked against the definitions.
 
 #![allow(unsafe_code)]
 
@@ -15,7 +15,8 @@ use std::sync::OnceLock;
 
 use library::{Compiled, Kernels, SCHEDULES, Sizes};
 
-/// Sizes of tokens, heads and pages, the usual ones and odd ones; a block has threads for 2,048 numbers of a token.
+/// Sizes of tokens, heads and pages, usual and unusual; a block has threads for 2,048 numbers of a
+/// token.
 const SIZES: [Sizes; 6] = [
     Sizes { dim: 8, head_dim: 16, kv_heads: 2, group: 1, page_size: 1, segment: 1024 },
     Sizes { dim: 64, head_dim: 64, kv_heads: 1, group: 7, page_size: 16, segment: 1024 },
@@ -25,8 +26,8 @@ const SIZES: [Sizes; 6] = [
     Sizes { dim: 120, head_dim: 40, kv_heads: 1, group: 3, page_size: 8, segment: 1024 },
 ];
 
-/// Sizes for which Hopper has kernels of its own, beside those above: more boxes in a tile, heads that do not fill a tile
-/// of queries, and smaller segments.
+/// Sizes with Hopper kernels in addition to those above: more boxes in a tile, heads that do not
+/// fill a tile of queries, and smaller segments.
 const HOPPER_SIZES: Sizes =
     Sizes { dim: 64, head_dim: 128, kv_heads: 1, group: 7, page_size: 16, segment: 256 };
 
@@ -34,7 +35,7 @@ const HOPPER_SIZES: Sizes =
 static COMPILED: [OnceLock<Compiled>; SIZES.len()] = [const { OnceLock::new() }; SIZES.len()];
 static COMPILED_FOR_HOPPER: OnceLock<Compiled> = OnceLock::new();
 
-/// Checks something with kernels of some of the sizes, by every schedule.
+/// Runs a check with kernels of some sizes, under every schedule.
 fn with_sizes(some: Range<usize>, check: impl Fn(&Kernels<'_>)) {
     for (sizes, compiled) in SIZES.into_iter().zip(&COMPILED).take(some.end).skip(some.start) {
         let compiled = compiled.get_or_init(|| Compiled::new(sizes));
@@ -48,14 +49,14 @@ fn with_all_sizes(check: impl Fn(&Kernels<'_>)) {
     with_sizes(0..SIZES.len(), check);
 }
 
-/// Checks something with kernels that Hopper has for itself.
+/// Runs a check with Hopper's kernels of all sizes.
 fn with_hopper_sizes(check: impl Fn(&Kernels<'_>)) {
     with_some_hopper_sizes(&check);
     let first = SIZES.iter().position(Sizes::are_for_hopper).expect("one of them is");
     with_sizes(first..first + 1, check);
 }
 
-/// For what does not depend on sizes.
+/// Runs a check that does not depend on sizes, with Hopper's kernels.
 fn with_some_hopper_sizes(check: impl Fn(&Kernels<'_>)) {
     let compiled = COMPILED_FOR_HOPPER.get_or_init(|| Compiled::new(HOPPER_SIZES));
     for schedule in SCHEDULES {
@@ -63,10 +64,10 @@ fn with_some_hopper_sizes(check: impl Fn(&Kernels<'_>)) {
     }
 }
 
-/// What is a statement of a kernel, and what is before it.
+/// A statement of a kernel, and the text before it.
 type Statement = (&'static str, &'static str);
 
-/// Each statement is missed: without it, under some schedule, what is checked is not right.
+/// Asserts that each statement is needed: without it, the check fails under some schedule.
 fn assert_missed(statements: &[Statement], is_right: impl Fn(&Kernels<'_>) -> bool) {
     let compiled = Compiled::with_omissions(HOPPER_SIZES, statements);
     let by = |schedule| Kernels { sizes: HOPPER_SIZES, schedule, compiled: &compiled };
@@ -79,7 +80,7 @@ fn assert_missed(statements: &[Statement], is_right: impl Fn(&Kernels<'_>) -> bo
     assert!(is_right_by_all(), "with all that is left out otherwise, something is wrong");
 }
 
-/// For what does not depend on sizes.
+/// Runs a check that does not depend on sizes.
 fn with_some_sizes(check: impl Fn(&Kernels<'_>)) {
     with_sizes(0..1, check);
 }

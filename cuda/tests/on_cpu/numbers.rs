@@ -1,9 +1,9 @@
-//! Numbers that look random, and bf16.
+//! Pseudo-random numbers, and bf16.
 
 use half::bf16;
 use terrace_kit::Dice;
 
-/// Numbers that look random, the same for the same seed.
+/// A generator of pseudo-random numbers.
 pub(crate) struct Noise(Dice);
 
 impl Noise {
@@ -11,12 +11,12 @@ impl Noise {
         Self(Dice::new(seed))
     }
 
-    /// Below a bound.
+    /// Returns a number below a bound.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         self.0.place(bound)
     }
 
-    /// From -1 to 1.
+    /// Returns a number from -1 to 1.
     pub(crate) fn number(&mut self) -> f32 {
         self.0.around_zero()
     }
@@ -25,12 +25,12 @@ impl Noise {
         (0..count).map(|_| self.number() * scale).collect()
     }
 
-    /// As bf16.
+    /// Returns numbers as bf16.
     pub(crate) fn narrow(&mut self, count: usize, scale: f32) -> Vec<u16> {
         (0..count).map(|_| narrow(self.number() * scale)).collect()
     }
 
-    /// All numbers up to a bound, in any order.
+    /// Returns all numbers below a bound, shuffled.
     pub(crate) fn shuffled(&mut self, count: usize) -> Vec<u32> {
         let mut all: Vec<u32> = (0..count as u32).collect();
         self.0.shuffle(&mut all);
@@ -46,12 +46,13 @@ pub(crate) fn wide(number: u16) -> f32 {
     bf16::from_bits(number).to_f32()
 }
 
-/// As it is after it was kept in bf16.
+/// Rounds a number to bf16 and back.
 pub(crate) fn rounded(number: f32) -> f32 {
     wide(narrow(number))
 }
 
-/// Each number of a kernel is the one expected, but for so much, and for as much of its own size.
+/// Asserts that each number of a kernel is near the expected one, within an absolute and a relative
+/// tolerance.
 #[track_caller]
 pub(crate) fn assert_near(found: &[u16], expected: &[f32], tolerance: f32, what: &str) {
     assert_eq!(found.len(), expected.len(), "{what}");

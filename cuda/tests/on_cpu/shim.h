@@ -1,9 +1,11 @@
-// What the model's kernels need of CUDA, in plain C++, so that their arithmetic can be tested without a GPU.
+// A C++ substitute for the parts of CUDA that the model's kernels use, so that their arithmetic can
+// be tested without a GPU.
 //
-// Clusters of blocks, usually of one, run one after the other. The threads of a cluster are fibers, which go on to the next
-// one where they wait: at barriers, and wherever the lanes of a warp do something together. A schedule says in which
-// order threads run, whether a warp goes on as far as it can or all go on together, and when copies in the background are
-// done, as soon or as late as they may be: kernels that lack a barrier read what is not there yet under one of them. Hopper's instructions are in hopper.h.
+// Clusters of blocks, usually of one, run in sequence. The threads of a cluster are fibers, which
+// switch where they wait: at barriers, and at operations of all lanes of a warp. A schedule sets
+// the order of threads, whether a warp runs as far as it can or all warps advance together, and
+// whether asynchronous copies complete as early or as late as possible. A kernel that lacks a
+// barrier reads stale data under one of the schedules. Hopper's instructions are in hopper.h.
 
 #include <csetjmp>
 #include <cmath>
@@ -23,8 +25,8 @@
 #define __cluster_dims__(...)
 #define __grid_constant__
 #define __align__(bytes) __attribute__((aligned(bytes)))
-// Blocks run one by one, so that they can share what is static; those of a cluster have only barriers there, which are kept
-// apart by what they belong to.
+// Blocks run in sequence, so they can share statics. The blocks of a cluster have only barriers
+// there, which are stored per block.
 #define __shared__ static
 
 struct uint4 { unsigned x, y, z, w; };
@@ -34,7 +36,7 @@ struct Index { unsigned x; };
 
 namespace on_cpu {
 
-// The memory that a launch says how much of it a block wants, for each block of a cluster.
+// Dynamic shared memory of each block of a cluster.
 constexpr unsigned SHARED_MAX = 256 * 1024, CLUSTER_MAX = 2;
 alignas(1024) static unsigned char memory[CLUSTER_MAX][SHARED_MAX];
 
@@ -42,11 +44,11 @@ struct Copy { unsigned to; const void *from; bool is_there; };
 
 struct Thread {
     Index index, block;
-    unsigned rank;  // of its block in the cluster
+    unsigned rank;  // in the cluster
     bool is_made = false, has_begun = false;
     ucontext_t beginning;
     jmp_buf where;
-    // Copies in the background, and where the groups of them end.
+    // Pending asynchronous copies, and the ends of their groups.
     std::vector<Copy> copies;
     std::vector<size_t> groups;
 };
@@ -65,7 +67,7 @@ static Index block_size, grid_size;
 static unsigned shared_bytes, cluster_size, at_barrier[CLUSTER_MAX], ended, ended_in[CLUSTER_MAX];
 static bool is_backwards, is_hasty;
 static unsigned long long powers;
-// Who can go on; each is in it at most once.
+// Threads that can run; each occurs at most once.
 static Thread *ready[THREADS_MAX];
 static unsigned ready_first, ready_count;
 static void (*kernel)(void **);
@@ -82,7 +84,7 @@ __attribute__((noinline)) void switch_to(Thread *to) {
     setcontext(&to->beginning);
 }
 
-// Ends the launch. Threads stay where they are, and begin anew with the next one.
+// Aborts the launch. Threads keep their stacks and restart with the next launch.
 static const char *failure;
 [[noreturn]] inline void fail(const char *what) {
     failure = what;
@@ -90,7 +92,7 @@ static const char *failure;
     abort();
 }
 
-// Hopper's parts of a cluster's beginning and end, and of its threads' waiting.
+// Hopper's part of the start and end of a cluster, and of its threads' waits.
 static void begin_on_hopper();
 static const char *left_on_hopper();
 static bool finish_one_copy();
@@ -98,7 +100,7 @@ static bool finish_one_copy();
 inline unsigned number_of(const Thread *thread) { return thread - threads; }
 inline unsigned thread_count() { return cluster_size * block_size.x; }
 
-// Lets others run until this thread is ready again.
+// Runs other threads until this one is ready again.
 inline void wait() {
     while (ready_count == 0)
         if (!finish_one_copy()) fail("threads wait for others that do not come");
@@ -107,12 +109,13 @@ inline void wait() {
     switch_to(next);
 }
 
-// So many threads from one on.
+// Makes `count` threads from `first` on ready.
 inline void make_all_ready(unsigned first, unsigned count) {
     for (unsigned at = 0; at < count; at++) make_ready(&threads[first + (is_backwards ? count - 1 - at : at)]);
 }
 
-// The others of so many threads that have met, once each: before all that are ready, or behind them.
+// Makes the other threads of a barrier ready, once each, in front of all ready threads or behind
+// them.
 inline void make_others_ready(unsigned first, unsigned count) {
     for (unsigned at = 0; at < count; at++) {
         Thread *other = &threads[first + (is_backwards ? count - 1 - at : at)];
@@ -124,7 +127,7 @@ inline void make_others_ready(unsigned first, unsigned count) {
     }
 }
 
-// A thread's life: it runs one kernel after the other.
+// Main loop of a thread: runs one kernel after the other.
 static void live() {
     for (;;) {
         kernel(kernel_arguments);
@@ -136,7 +139,7 @@ static void live() {
     }
 }
 
-// Waits for all lanes of the warp, of which the last does something with what all have brought.
+// Waits for all lanes of the warp; the last one performs the operation on the values of all.
 __attribute__((noinline)) void meet(void *mine, Together what) {
     unsigned index = number_of(current);
     Warp &warp = warps[index / 32];
@@ -171,7 +174,7 @@ inline void finish(const Copy &copy) {
 template <typename Value>
 struct Passed { Value value, result; int by; };
 
-// Each lane gets the value of the lane that `FROM` says, its own if there is none.
+// Gives each lane the value of the lane that `FROM` returns, or its own if there is none.
 template <int (*FROM)(int, int), typename Value>
 Value pass(Value value, int by) {
     Passed<Value> passed = {value, value, by};
@@ -188,7 +191,8 @@ inline int crosswise(int lane, int by) { return lane ^ by; }
 inline int below(int lane, int by) { return lane - by; }
 inline int from_one(int, int by) { return by; }
 
-// Four matrices of eight rows of eight numbers: each lane has the address of a row, and gets two numbers of each.
+// Loads four matrices of eight rows of eight numbers: each lane has the address of a row, and gets
+// two numbers of each.
 struct Loaded { unsigned *to, address; };
 template <bool IS_TURNED>
 void load(void **lanes) {
@@ -232,9 +236,9 @@ inline void product(void **lanes) {
             ((Factors *)lanes[lane])->sums[at] = sums[lane / 4 + at / 2 * 8][lane % 4 * 2 + at % 2];
 }
 
-// As the driver launches it.
+// Launch parameters, as passed by the test.
 struct Launch { unsigned blocks, threads, shared_bytes, cluster, is_backwards, is_hasty; };
-// What is wrong, if anything is.
+// Runs a kernel, and returns an error message or null.
 inline const char *run(const Launch &launch, void (*what)(void **), void **arguments) {
     block_size = {launch.threads}, grid_size = {launch.blocks}, cluster_size = launch.cluster;
     if (thread_count() > THREADS_MAX || cluster_size > CLUSTER_MAX || launch.shared_bytes > SHARED_MAX)
@@ -262,7 +266,7 @@ inline const char *run(const Launch &launch, void (*what)(void **), void **argum
     for (unsigned done = 0; done < launch.blocks; done += cluster_size) {
         unsigned first = launch.is_backwards ? launch.blocks - cluster_size - done : done;
         for (unsigned at = 0; at < thread_count(); at++) threads[at].block = {first + threads[at].rank};
-        // What nobody has written is no number.
+        // Unwritten memory is NaN.
         memset(memory, 0xff, sizeof(memory[0]) * cluster_size);
         begin_on_hopper();
         ended = ended_in[0] = ended_in[1] = 0;
@@ -288,11 +292,12 @@ constexpr auto indices(void (*)(Arguments...)) { return std::index_sequence_for<
 
 }  // namespace on_cpu
 
-// The statement that kernels leave out, if they were compiled so that they can.
+// The number of the omitted statement, in kernels compiled with omittable statements.
 namespace on_cpu { static unsigned omitted; }
 extern "C" void omit(unsigned statement) { on_cpu::omitted = statement; }
 
-// Makes a kernel one that a test can launch: its arguments are pointers to them, as the driver wants them.
+// Defines the launch function of a kernel: its arguments are pointers to the kernel's arguments, as
+// in the driver.
 #define LAUNCHABLE(name)                                                                             \
     extern "C" const char *launch_##name(const on_cpu::Launch *launch, void **arguments) {            \
         auto kernel = [](void **all) { on_cpu::call<name>(name, all, on_cpu::indices(name)); };       \
@@ -324,7 +329,7 @@ inline unsigned __ballot_sync(unsigned, bool mine) {
 inline bool __any_sync(unsigned mask, bool mine) { return __ballot_sync(mask, mine) != 0; }
 inline int __ffs(unsigned bits) { return __builtin_ffs((int)bits); }
 
-// Threads change places nowhere but where they wait: what they do in between is not divided.
+// Threads switch only where they wait, so operations in between are atomic.
 template <typename Value>
 Value atomicAdd(Value *at, Value more) { return std::exchange(*at, *at + more); }
 template <typename Value>
@@ -347,19 +352,19 @@ inline float rsqrtf(float number) { return 1.0f / sqrtf(number); }
 inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
     return (unsigned long long)((unsigned __int128)a * b >> 64);
 }
-// Every score goes through it, and a call of the library is slow.
+// Called for every score; a library call is slow.
 inline float highest_of_two(float a, float b) { return a > b || b != b ? a : b; }
 #define fmaxf highest_of_two
 inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
 inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
-// What is static has other addresses, by which barriers are told from each other.
+// Statics have other addresses, which identify barriers.
 inline size_t __cvta_generic_to_shared(const void *pointer) {
     size_t address = (const unsigned char *)pointer - on_cpu::memory[on_cpu::current->rank];
     if (address < on_cpu::SHARED_MAX) return address;
     return (const unsigned char *)pointer - on_cpu::memory[0];
 }
 
-// What kernels say in PTX.
+// Operations that kernels express in PTX.
 
 inline unsigned bf16_of(float number) {
     unsigned bits = __float_as_uint(number);
@@ -368,7 +373,7 @@ inline unsigned bf16_of(float number) {
 }
 inline unsigned pair_of(float low, float high) { return bf16_of(low) | bf16_of(high) << 16; }
 
-// How many powers a launch has taken: a measure of its work.
+// Number of powers computed by a launch: a measure of its work.
 extern "C" unsigned long long powers_taken() { return on_cpu::powers; }
 inline float power_of_two(float exponent) {
     on_cpu::powers++;

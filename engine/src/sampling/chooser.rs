@@ -1,4 +1,4 @@
-//! From the logits of a step to its outputs.
+//! The conversion of a step's logits to its outputs.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -8,17 +8,17 @@ use terrace_scheduler::Token;
 
 use super::grammar::Mask;
 use super::logprobs::{Logprobs, Scorer};
-use super::shaping::{GoesOn, Seen};
+use super::shaping::{Continuation, Seen};
 use super::{Choosing, Sampler};
 use crate::batch::{Arrival, Batch, Choice, Wanted};
 use crate::model::ModelError;
 
-/// What came of a span.
+/// The result of a span.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Output {
-    /// The token that was chosen, if one was to be.
+    /// The chosen token, if one was requested.
     pub chosen: Option<Chosen>,
-    /// How likely the tokens of the prompt were, if that was wanted.
+    /// Log-probabilities of the prompt's tokens, if requested.
     pub scores: Vec<Logprobs>,
 }
 
@@ -27,42 +27,42 @@ pub struct Output {
 pub struct Chosen {
     /// The token.
     pub token: Token,
-    /// Whether it may follow.
-    pub goes_on: GoesOn,
-    /// How likely it was, if that was wanted: by what the model said, not by what was made of it.
+    /// True if the answer can go on behind it.
+    pub continuation: Continuation,
+    /// Log-probability by the raw logits, if requested, before any change by sampling parameters.
     pub logprobs: Option<Box<Logprobs>>,
-    /// What the model said, if that was wanted.
+    /// Raw logits, if requested.
     pub logits: Option<Box<[f32]>>,
 }
 
-/// Chooses the tokens of steps by their logits, on all cores of the current pool. It keeps, row by row,
-/// what that depends on.
+/// A sampler for the tokens of steps that uses all threads of the current pool and keeps the
+/// sampling state of each row.
 ///
-/// Models that compute on the CPU choose by it ([`Threaded`](crate::Threaded)), and others choose the same.
+/// CPU models use it ([`Threaded`](crate::Threaded)); other models choose the same tokens.
 #[derive(Debug)]
 pub struct Chooser {
     rows: Vec<Option<Row>>,
     outputs: Vec<Output>,
-    /// The wanted output that the next logits are for, and how many of its rows have been taken.
+    /// Index of the wanted output of the next logits row, and the number of its rows already taken.
     at: (usize, usize),
 }
 
-/// What the choice of a sequence's tokens depends on.
+/// Sampling state of a sequence.
 #[derive(Debug)]
 struct Row {
     choosing: Arc<Choosing>,
     seen: Seen,
 }
 
-/// What a row of logits is for.
+/// The use of one row of logits.
 struct Use<'a> {
     output: usize,
-    /// Whose probability is wanted, and of how many of the likeliest besides.
+    /// Token to score, and the number of likeliest alternatives to report.
     scored: Option<(Token, u32)>,
     choice: Option<(&'a Choice, &'a Row)>,
 }
 
-/// Memory that choosing needs, for each thread.
+/// Buffers of each thread.
 #[derive(Debug, Default)]
 struct Scratch {
     sampler: Sampler,
@@ -74,18 +74,18 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// With fewer numbers than this, waking other threads takes longer than choosing.
+/// Below this number of logits, waking other threads takes longer than sampling.
 const PARALLEL_MIN: usize = 1 << 15;
 
 impl Chooser {
-    /// For so many rows of the page table.
+    /// Creates a sampler for the given number of page-table rows.
     #[must_use]
     pub fn new(rows: u32) -> Self {
         let rows = (0..rows).map(|_| None).collect();
         Self { rows, outputs: Vec::new(), at: (0, 0) }
     }
 
-    /// Takes in who comes and goes.
+    /// Applies the departures and arrivals of a batch.
     pub fn tell(&mut self, batch: &Batch) {
         for slot in &batch.went {
             self.rows[slot.0 as usize] = None;
@@ -96,10 +96,10 @@ impl Chooser {
         }
     }
 
-    /// Begins with a step, whatever became of the one before.
+    /// Starts a step, whatever the result of the step before.
     ///
     /// # Panics
-    /// When nobody has come to a row of which something is wanted, or tokens of its answer are missing.
+    /// Panics if a wanted row has no sequence, or tokens of its answer are missing.
     pub fn begin(&mut self, batch: &Batch) {
         self.outputs.clear();
         self.outputs.resize_with(batch.wanted.len(), Output::default);
@@ -107,20 +107,20 @@ impl Chooser {
         for Wanted { span, choice, .. } in &batch.wanted {
             let slot = batch.spans[*span].slot;
             let row = self.rows[slot.0 as usize].as_mut();
-            let row = row.unwrap_or_else(|| panic!("nobody has come to {slot:?}"));
+            let row = row.unwrap_or_else(|| panic!("no sequence is assigned to {slot:?}"));
             if let Some(choice) = choice {
                 row.rewind(choice.index as usize);
             }
         }
     }
 
-    /// Takes the next rows of logits of a step, of `vocabulary` values each.
+    /// Processes the next rows of logits of a step, of `vocabulary` values each.
     pub fn take(&mut self, batch: &Batch, vocabulary: usize, logits: &[f32]) {
         let Self { rows, outputs, at } = self;
         let rows: &[Option<Row>] = rows;
         let uses: Vec<Use<'_>> =
             logits.chunks_exact(vocabulary).map_while(|_| next_use(rows, batch, at)).collect();
-        // Here, and not in the threads that choose.
+        // Waits here so that pool threads do not block.
         let choices = uses.iter().filter_map(|of| of.choice);
         choices.filter_map(|(choice, _)| choice.mask.as_ref()).for_each(Mask::wait);
         let one = |(of, logits): (&Use<'_>, &[f32])| {
@@ -139,10 +139,10 @@ impl Chooser {
         }
     }
 
-    /// The outputs of a step, all of whose logits have been taken.
+    /// Returns the outputs of a step after all its logits were processed.
     ///
     /// # Errors
-    /// When some are missing.
+    /// Fails if logits are missing.
     pub fn end(&mut self, batch: &Batch) -> Result<Vec<Output>, ModelError> {
         if self.at != (batch.wanted.len(), 0) {
             let (done, all) = (self.at.0, batch.wanted.len());
@@ -158,7 +158,7 @@ impl Chooser {
     }
 }
 
-/// What the next row of logits is for.
+/// Returns the use of the next row of logits.
 fn next_use<'a>(
     rows: &'a [Option<Row>],
     batch: &'a Batch,
@@ -179,7 +179,7 @@ fn next_use<'a>(
 }
 
 impl Row {
-    /// Forgets what was chosen after so many tokens.
+    /// Discards all tokens chosen after the first `tokens`.
     fn rewind(&mut self, tokens: usize) {
         if self.choosing.shaping.counts_tokens() {
             let produced = self.seen.produced();
@@ -199,18 +199,18 @@ impl Scratch {
 
     fn choose(&mut self, choice: &Choice, row: &Row, logits: &[f32]) -> Chosen {
         let choosing = &*row.choosing;
-        let (shaped, goes_on) = if choosing.shapes() || choice.mask.is_some() {
+        let (shaped, continuation) = if choosing.shapes() || choice.mask.is_some() {
             self.shaped.clear();
             self.shaped.extend_from_slice(logits);
-            let goes_on =
+            let continuation =
                 choosing.shaping.apply(&row.seen, &choosing.ends, choice, &mut self.shaped);
-            (&*self.shaped, goes_on)
+            (&*self.shaped, continuation)
         } else {
-            (logits, GoesOn::Yes)
+            (logits, Continuation::Yes)
         };
         let token = self.sampler.choose(shaped, &choosing.sampling, choice.index);
         let logprobs = choosing.logprobs.map(|top| Box::new(self.scorer.score(logits, token, top)));
-        Chosen { token, goes_on, logprobs, logits: choosing.logits.then(|| logits.into()) }
+        Chosen { token, continuation, logprobs, logits: choosing.logits.then(|| logits.into()) }
     }
 }
 
@@ -239,7 +239,7 @@ mod tests {
         Arrival { produced, ..Arrival::new(Slot(slot), Arc::new(choosing)) }
     }
 
-    /// A step in which each of some rows has its `index`-th token chosen.
+    /// Creates a step that chooses the `index`-th token of each row.
     fn batch(rows: u32, index: u32) -> Batch {
         let span = |slot| Span {
             slot: Slot(slot),
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn many_rows_are_chosen_by_as_one_by_one() {
+    fn parallel_sampling_equals_sequential() {
         const ROWS: u32 = 48;
         const VOCABULARY: usize = 2_000;
         let logit = |place: usize| (place.wrapping_mul(2_654_435_761) >> 7 & 1023) as f32 / 100.0;
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn logits_are_told_to_those_who_ask() {
+    fn returns_logits_on_request() {
         let told = Choosing { logits: true, ..choosing() };
         let came = vec![arrival(0, told, &[]), arrival(1, choosing(), &[])];
         let batch = Batch { came, ..batch(2, 0) };
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_step_chose_that_came_to_nothing_is_forgotten() {
+    fn discards_tokens_of_a_failed_step() {
         let shaping = Shaping { frequency_penalty: 1.0, ..Shaping::default() };
         let came = vec![arrival(0, Choosing { shaping, ..choosing() }, &[2])];
         let mut chooser = Chooser::new(1);
@@ -323,7 +323,7 @@ mod tests {
             [1],
             "as if for the first time"
         );
-        // Logits of one that fails before its end are of no consequence either.
+        // Logits of a step that fails before its end have no effect either.
         let failed = batch(1, 3);
         chooser.begin(&failed);
         chooser.take(&failed, 3, &logits);
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_lacks_logits_is_none() {
+    fn rejects_a_step_without_all_logits() {
         let mut chooser = Chooser::new(2);
         let came = vec![arrival(0, choosing(), &[]), arrival(1, choosing(), &[])];
         let batch = Batch { came, ..batch(2, 0) };
@@ -342,8 +342,8 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "nobody has come")]
-    fn whoever_has_gone_has_nothing_chosen() {
+    #[should_panic(expected = "no sequence is assigned")]
+    fn panics_for_a_row_without_a_sequence() {
         let mut chooser = Chooser::new(1);
         let came = Batch { came: vec![arrival(0, choosing(), &[])], ..batch(1, 0) };
         step(&mut chooser, &came, &[0.0, 1.0]);

@@ -1,4 +1,4 @@
-//! Answers that may go on only in certain ways.
+//! Constrained decoding.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
@@ -6,81 +6,82 @@ use std::sync::{Arc, mpsc};
 use parking_lot::{Condvar, Mutex};
 use terrace_scheduler::Token;
 
-/// Knows how an answer may go on.
+/// A grammar that constrains an answer.
 ///
-/// It is asked on a thread of its own while the model computes, and may take about as long as a step.
+/// The engine calls it on a separate thread while the model computes. A call may take about as long
+/// as a step.
 pub trait Grammar: Send + std::fmt::Debug {
-    /// The answer has gone on with a token that was allowed.
+    /// Advances by a token that was allowed.
     ///
     /// # Errors
-    /// Why the answer cannot go on.
+    /// Fails if the answer cannot go on.
     fn advance(&mut self, token: Token) -> Result<(), GrammarError>;
 
-    /// Which tokens may come next. Tokens that end an answer are allowed where it may end.
+    /// Returns the tokens that may come next, including stop tokens where the answer may end.
     ///
     /// # Errors
-    /// Why the answer cannot go on.
+    /// Fails if the answer cannot go on.
     fn allowed(&mut self) -> Result<Allowed, GrammarError>;
 }
 
-/// A set of tokens: a bit for each, the lowest tokens in the lowest bits.
+/// A set of tokens as a bit mask, with the lowest tokens in the lowest bits.
 pub type Allowed = Vec<u32>;
 
-/// A grammar that has come to its limits.
+/// A grammar that has exceeded its limits.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct GrammarError(pub String);
 
-/// The grammar of one answer, and the tokens that the answer has.
+/// The grammar of one answer, with the answer's tokens.
 ///
-/// When it is dropped, the answer has ended: masks that wait for tokens do not wait any longer.
+/// Dropping it ends the answer: masks that wait for tokens stop waiting.
 #[derive(Debug)]
 pub struct Constraint(Arc<Shared>);
 
-/// Tokens that may come at one place of an answer, as they are handed to a model.
+/// The tokens allowed at one position of an answer, as passed to a model.
 ///
-/// A mask may be made before the tokens in front of that place are known, and waits for them when it is read. Computing
-/// it may take about as long as a step. A thread does that while the model computes; a model that reads the mask earlier
-/// waits, or computes it.
+/// A mask may be created before the preceding tokens are known; reading it waits for them. Its
+/// computation may take about as long as a step and runs on a thread beside the model. A model that
+/// reads it earlier waits for it or computes it.
 #[derive(Clone, Debug)]
 pub struct Mask {
     shared: Arc<Shared>,
-    /// Tokens that the answer has before that place.
+    /// Number of tokens before the position.
     index: u32,
-    /// The epoch that it was made in.
+    /// Epoch in which the mask was created.
     epoch: u32,
 }
 
 #[derive(Debug)]
 struct Shared {
-    // Changed by the task that decides, which must not wait for a grammar: so it is apart from that.
+    // Separate from the grammar's lock: the driver changes it and must not wait for a grammar.
     answer: Mutex<Answer>,
     changed: Condvar,
     following: Mutex<Following>,
 }
 
-/// How far an answer has come.
+/// The tokens of an answer.
 #[derive(Debug, Default)]
 struct Answer {
-    /// Number of its tokens.
+    /// Number of tokens.
     tokens: u32,
-    /// Those of them that the grammar has not seen.
-    untold: Vec<Token>,
-    /// Changes when tokens that masks wait for do not come.
+    /// Tokens that the grammar has not consumed.
+    unconsumed: Vec<Token>,
+    /// Incremented when masks must stop waiting for tokens.
     epoch: u32,
     has_ended: bool,
 }
 
-/// How far a grammar has followed an answer.
+/// The state of a grammar behind the tokens that it has consumed.
 #[derive(Debug)]
 struct Following {
     grammar: Box<dyn Grammar>,
-    /// What is allowed after all tokens that it has seen, once that is known.
+    /// Allowed tokens behind all consumed tokens, if computed.
     allowed: Option<Result<Allowed, GrammarError>>,
 }
 
 impl Constraint {
-    /// A grammar and an answer without tokens.
+    /// Creates a constraint for an empty answer.
     #[must_use]
     pub fn new(grammar: Box<dyn Grammar>) -> Self {
         Self(Arc::new(Shared {
@@ -94,17 +95,17 @@ impl Constraint {
     pub fn push(&self, token: Token) {
         let mut answer = self.0.answer.lock();
         answer.tokens += 1;
-        answer.untold.push(token);
+        answer.unconsumed.push(token);
         self.0.changed.notify_all();
     }
 
-    /// Calls off the masks that wait for tokens: these do not come, and nobody needs what the masks allow.
+    /// Cancels masks that wait for tokens, after a failed step.
     pub fn call_off(&self) {
         self.0.answer.lock().epoch += 1;
         self.0.changed.notify_all();
     }
 
-    /// What is allowed behind the first `index` tokens of the answer, which need not be known yet.
+    /// Returns the mask behind the first `index` tokens of the answer, which need not be known yet.
     #[must_use]
     pub fn mask(&self, index: u32) -> Mask {
         let epoch = self.0.answer.lock().epoch;
@@ -120,7 +121,7 @@ impl Drop for Constraint {
 }
 
 impl Mask {
-    /// Whether all tokens before are known, or will never be.
+    /// Returns whether all preceding tokens are known, or the mask is cancelled.
     pub(crate) fn is_ready(&self) -> bool {
         self.is_due(&self.shared.answer.lock())
     }
@@ -134,35 +135,35 @@ impl Mask {
         never_comes || answer.has_ended
     }
 
-    /// Waits until all tokens before are known, or it is called off.
+    /// Waits until all preceding tokens are known, or the mask is cancelled.
     pub(crate) fn wait(&self) {
         let mut answer = self.shared.answer.lock();
         self.shared.changed.wait_while(&mut answer, |answer| !self.is_due(answer));
     }
 
-    /// Reads what is allowed, when that is known: a bit for each token, the lowest tokens in the lowest bits. Tokens
-    /// without a bit are not allowed.
+    /// Reads the allowed tokens once they are known: one bit for each token, the lowest tokens in
+    /// the lowest bits. Tokens without a bit are not allowed.
     ///
     /// # Errors
-    /// Why the answer cannot go on. A mask that was called off, or whose answer has ended, is an error too: whatever is
-    /// chosen then is not part of the answer.
+    /// Fails if the answer cannot go on, if the mask is cancelled, or if the answer has ended. The
+    /// chosen token is then not part of the answer.
     pub fn read<T>(&self, read: impl FnOnce(&[u32]) -> T) -> Result<T, GrammarError> {
         self.wait();
         let mut following = self.shared.following.lock();
-        let untold = {
+        let unconsumed = {
             let answer = &mut *self.shared.answer.lock();
             if self.is_called_off(answer) || answer.tokens != self.index {
                 return Err(GrammarError("the step before it came to nothing".to_owned()));
             }
-            std::mem::take(&mut answer.untold)
+            std::mem::take(&mut answer.unconsumed)
         };
-        following.allowed(&untold).as_ref().map(|allowed| read(allowed)).map_err(Clone::clone)
+        following.allowed(&unconsumed).as_ref().map(|allowed| read(allowed)).map_err(Clone::clone)
     }
 
-    /// Leaves only what is allowed among the logits.
+    /// Sets the logits of all tokens that are not allowed to negative infinity.
     ///
     /// # Errors
-    /// As [`Mask::read`].
+    /// Same as [`Mask::read`].
     pub fn apply(&self, logits: &mut [f32]) -> Result<(), GrammarError> {
         self.read(|allowed| {
             let bits = allowed.iter().flat_map(|word| (0..32).map(move |bit| word >> bit & 1 == 1));
@@ -176,16 +177,17 @@ impl Mask {
 }
 
 impl Following {
-    /// What is allowed behind more tokens, which is computed unless it is known.
-    fn allowed(&mut self, untold: &[Token]) -> &Result<Allowed, GrammarError> {
+    /// Consumes further tokens, and returns the allowed tokens behind them, from the cache if
+    /// possible.
+    fn allowed(&mut self, unconsumed: &[Token]) -> &Result<Allowed, GrammarError> {
         let Self { grammar, allowed } = self;
-        if !untold.is_empty() && !matches!(allowed, Some(Err(_))) {
+        if !unconsumed.is_empty() && !matches!(allowed, Some(Err(_))) {
             *allowed = None;
         }
         allowed.get_or_insert_with(|| {
-            // What goes wrong with the grammar of one request must not fail the step of all.
+            // A panic in the grammar of one request must not fail the step of all requests.
             let find = AssertUnwindSafe(|| {
-                untold.iter().try_for_each(|token| grammar.advance(*token))?;
+                unconsumed.iter().try_for_each(|token| grammar.advance(*token))?;
                 grammar.allowed()
             });
             catch_unwind(find).unwrap_or_else(|_| Err(GrammarError("it panicked".to_owned())))
@@ -193,20 +195,21 @@ impl Following {
     }
 }
 
-/// A thread that computes masks while the model computes. It begins with the first.
+/// A thread that computes masks beside the model. It starts with the first mask.
 #[derive(Debug, Default)]
 pub(crate) struct Preparer {
     masks: Option<mpsc::Sender<Mask>>,
 }
 
 impl Preparer {
-    /// Begins to compute a mask. If that cannot be done, a model that reads it computes it.
+    /// Starts the computation of a mask. If that fails, the model computes the mask when it reads
+    /// it.
     pub(crate) fn start(&mut self, mask: Mask) {
         let masks = self.masks.get_or_insert_with(|| {
             let (sender, masks) = mpsc::channel::<Mask>();
             let work = move || {
                 for mask in masks {
-                    // What is wrong with it is told where it is read.
+                    // Errors surface at the model's own read.
                     let _ = mask.read(|_| ());
                 }
             };
@@ -221,7 +224,7 @@ impl Preparer {
 pub(crate) mod tests {
     use super::*;
 
-    /// Allows one text, and then the end.
+    /// A grammar that allows one text and then the end.
     #[derive(Debug)]
     pub(crate) struct Only {
         pub(crate) text: Vec<Token>,
@@ -247,18 +250,18 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn only_what_is_allowed_is_left() {
+    fn mask_keeps_only_allowed_tokens() {
         let constraint = Constraint::new(Box::new(Only { text: vec![3, 40], end: 1, at: 0 }));
         let mut preparer = Preparer::default();
         for (index, before, expected) in [(0, None, 3), (1, Some(3), 40), (2, Some(40), 1)] {
             let mask = constraint.mask(index);
-            // Made before the token in front of it is known, it waits for that.
+            // A mask created before the preceding token is known waits for it.
             preparer.start(mask.clone());
             assert_eq!(mask.is_ready(), before.is_none());
             if let Some(token) = before {
                 constraint.push(token);
             }
-            // Asked twice, as after a step that failed, it says the same.
+            // Repeated reads, as after a failed step, give the same result.
             for mask in [mask, constraint.mask(index)] {
                 let mut logits = [0.5; 70];
                 mask.apply(&mut logits).unwrap();
@@ -271,19 +274,19 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn masks_of_tokens_that_do_not_come_wait_no_longer() {
+    fn cancelled_masks_stop_waiting() {
         let only = Only { text: vec![3, 40], end: 1, at: 0 };
         let constraint = Constraint::new(Box::new(only));
         let waits = |mask: Mask| std::thread::spawn(move || mask.read(<[u32]>::to_vec));
         let (called_off, ready) = (waits(constraint.mask(1)), constraint.mask(0));
         constraint.call_off();
         assert!(called_off.join().unwrap().is_err());
-        // The step is computed again, and its token comes this time.
+        // The step is retried, and its token arrives.
         assert_eq!(ready.read(<[u32]>::to_vec).unwrap(), [1 << 3, 0], "it waits for none");
         let after = waits(constraint.mask(1));
         constraint.push(3);
         assert_eq!(after.join().unwrap().unwrap(), [0, 1 << 8]);
-        // One that is late asks for what is long known, and must not have what comes next.
+        // A late read asks for an old position and must not get the next mask.
         let (late, after_the_end) = (constraint.mask(0), constraint.mask(2));
         assert!(late.read(|_| ()).is_err());
         let after_the_end = waits(after_the_end);
@@ -292,7 +295,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_grammar_that_panics_fails_alone() {
+    fn panic_of_a_grammar_fails_only_its_request() {
         #[derive(Debug)]
         struct Panics;
         impl Grammar for Panics {

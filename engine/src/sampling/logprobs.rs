@@ -1,31 +1,30 @@
-//! Log-probabilities: how likely a model thought a token.
+//! Log-probabilities of tokens.
 
 use std::ops::Range;
 
 use terrace_scheduler::Token;
 
-/// A token, and how likely the model thought it: by its logits alone, before temperature, penalties and
-/// everything else that changes what is chosen. Logits are the same to the bit whether the KV before them
-/// was computed or loaded, and so are these.
+/// Log-probability of a token by the raw logits, before temperature, penalties and all other
+/// changes. Logits are equal to the bit whether the KV before them was computed or loaded, and so
+/// are these values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Logprobs {
     /// The token.
     pub token: Token,
-    /// The logarithm of its probability.
+    /// Natural logarithm of the probability.
     pub logprob: f32,
-    /// The likeliest tokens in its place, as many as were asked for, likeliest first; of equals the lower
-    /// token first.
+    /// The requested number of likeliest tokens, likeliest first; of equals, the lowest id first.
     pub top: Vec<(Token, f32)>,
 }
 
-/// Computes log-probabilities; keeps the memory that it needs for it.
+/// Computes log-probabilities, and keeps its buffers.
 #[derive(Debug, Default)]
 pub struct Scorer {
     candidates: Vec<(f32, Token)>,
 }
 
 impl Scorer {
-    /// How likely `token` was, and the `top` likeliest ones.
+    /// Returns the log-probability of `token`, and the `top` likeliest tokens.
     pub fn score(&mut self, logits: &[f32], token: Token, top: u32) -> Logprobs {
         let (highest, total) = log_sum_exp(logits);
         let logprob = |logit: f32| (f64::from(logit) - highest - total) as f32;
@@ -38,8 +37,8 @@ impl Scorer {
     }
 }
 
-/// Puts the `count` likeliest of all tokens into `candidates`, in order. Every logit is looked at once, and
-/// no more than a few times `count` are ever kept or put in order.
+/// Collects the `count` likeliest tokens in order in `candidates`. It reads each logit once, and
+/// stores and sorts at most a small multiple of `count`.
 pub(super) fn likeliest_of(logits: &[f32], count: usize, candidates: &mut Vec<(f32, Token)>) {
     const ROOM_MIN: usize = 64;
     candidates.clear();
@@ -47,8 +46,8 @@ pub(super) fn likeliest_of(logits: &[f32], count: usize, candidates: &mut Vec<(f
         return;
     }
     let room = (2 * count).max(ROOM_MIN);
-    // Once so many are known: who is not likelier than the last of them is not among them, because of
-    // equals the lower token comes first.
+    // With `count` candidates, a token that is not likelier than the last is excluded: of equals,
+    // the lower id comes first.
     let mut last = None;
     for (&logit, token) in logits.iter().zip(0..) {
         if last.is_some_and(|last| logit <= last || logit.is_nan()) {
@@ -68,7 +67,7 @@ pub(super) fn likeliest_of(logits: &[f32], count: usize, candidates: &mut Vec<(f
     candidates.sort_unstable_by(by_likelihood);
 }
 
-/// Likelier ones first; of equals, the lower token. What is not a number comes last.
+/// Orders likelier tokens first, lower ids first among equals, and NaN last.
 pub(super) fn by_likelihood(a: &(f32, Token), b: &(f32, Token)) -> std::cmp::Ordering {
     number(b.0).total_cmp(&number(a.0)).then(a.1.cmp(&b.1))
 }
@@ -77,8 +76,7 @@ fn number(weight: f32) -> f32 {
     if weight.is_nan() { f32::NEG_INFINITY } else { weight }
 }
 
-/// The highest of all logits, and how much more the logarithm of the sum of their exponentials is, summed
-/// up in their order.
+/// Returns the highest logit, and the difference of the log-sum-exp to it, summed in token order.
 fn log_sum_exp(logits: &[f32]) -> (f64, f64) {
     let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let highest = f64::from(highest);
@@ -90,11 +88,11 @@ fn log_sum_exp(logits: &[f32]) -> (f64, f64) {
     (highest, sum.ln())
 }
 
-/// The log-probabilities of a prompt's own tokens, as they are collected step by step.
+/// Log-probabilities of a prompt's tokens, collected step by step.
 #[derive(Debug)]
 pub(crate) struct PromptScores {
     prompt: Vec<Token>,
-    /// Of the tokens from the second on: nothing comes before the first.
+    /// Scores of the tokens from the second on; the first has no predecessor.
     scores: Vec<Logprobs>,
 }
 
@@ -104,14 +102,13 @@ impl PromptScores {
         Self { prompt, scores }
     }
 
-    /// The tokens that follow those at some positions.
+    /// Returns the successors of the tokens at some positions.
     pub(crate) fn following(&self, positions: Range<u32>) -> &[Token] {
         let place = |position: u32| (position as usize + 1).min(self.prompt.len());
         &self.prompt[place(positions.start)..place(positions.end)]
     }
 
-    /// Takes how likely the tokens were that follow those from a position on, perhaps not for the first
-    /// time.
+    /// Stores scores of the tokens behind the positions from `start` on, possibly again.
     pub(crate) fn take(&mut self, start: u32, scores: Vec<Logprobs>) {
         assert!(start as usize <= self.scores.len(), "a prompt that is scored is computed whole");
         self.scores.truncate(start as usize);
@@ -128,19 +125,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn probabilities_are_those_of_the_logits() {
+    fn logprobs_match_the_logits() {
         let logits = [0.0, (3.0f32).ln(), f32::NEG_INFINITY, (4.0f32).ln()];
         let found = Scorer::default().score(&logits, 1, 3);
         let near = |logprob: f32, probability: f32| (logprob.exp() - probability).abs() < 1e-6;
         assert!(near(found.logprob, 0.375), "{found:?}");
         let tokens: Vec<_> = found.top.iter().map(|(token, _)| *token).collect();
         assert_eq!(tokens, [3, 1, 0]);
-        assert_eq!(found.top[1].1, found.logprob, "the same number wherever it is told");
+        assert_eq!(found.top[1].1, found.logprob, "both report the same number");
         assert!(near(found.top[0].1, 0.5) && near(found.top[2].1, 0.125), "{found:?}");
     }
 
     #[test]
-    fn of_equals_the_lower_token_comes_first_and_no_number_last() {
+    fn orders_equals_by_id_and_nan_last() {
         let logits = [1.0, f32::NAN, 2.0, 1.0, 2.0];
         let top = |count| {
             let found = Scorer::default().score(&logits, 0, count);
@@ -159,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn the_likeliest_are_found_whatever_the_order() {
+    fn finds_the_likeliest_in_any_order() {
         let logits: Vec<f32> = (0..1_000_u32)
             .map(|token| match token % 101 {
                 0 => f32::NAN,
@@ -180,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_is_scored_from_its_second_token_and_again_where_a_step_failed() {
+    fn scores_a_prompt_from_its_second_token_and_after_retries() {
         let mut scorer = Scorer::default();
         let mut scores = PromptScores::new(vec![0, 1, 1]);
         let rows = [[0.0, 1.0], [0.0, 2.0]].map(|row| scorer.score(&row, 1, 0));

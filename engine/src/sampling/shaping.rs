@@ -1,4 +1,4 @@
-//! What changes logits before a token is chosen by them.
+//! Changes to logits before sampling.
 
 use std::collections::BTreeMap;
 
@@ -7,19 +7,19 @@ use terrace_scheduler::Token;
 use super::grammar::GrammarError;
 use crate::batch::Choice;
 
-/// What changes the logits of an answer before its tokens are chosen. The default changes nothing.
+/// Parameters that change the logits of an answer. The default changes nothing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shaping {
-    /// Taken off the logit of every token that the answer has already.
+    /// Subtracted from the logit of each token that the answer contains.
     pub presence_penalty: f32,
-    /// Taken off the logit of a token as often as the answer has it already.
+    /// Subtracted from the logit of a token once for each occurrence in the answer.
     pub frequency_penalty: f32,
-    /// What the logits of tokens that prompt or answer have already are divided by, or multiplied with
-    /// where they are negative.
+    /// Divisor of the positive logits, and factor of the negative logits, of tokens in the prompt
+    /// or answer.
     pub repetition_penalty: f32,
-    /// Added to the logits of some tokens.
+    /// Additions to the logits of some tokens.
     pub bias: Vec<(Token, f32)>,
-    /// The answer has at least so many tokens, as far as its grammar allows.
+    /// Minimum number of tokens in the answer, as far as its grammar allows.
     pub min_tokens: u32,
 }
 
@@ -36,39 +36,39 @@ impl Default for Shaping {
 }
 
 impl Shaping {
-    /// Whether it depends on the tokens that the answer has.
+    /// Returns whether it depends on the answer's tokens.
     pub(crate) fn counts_tokens(&self) -> bool {
         self.presence_penalty != 0.0 || self.frequency_penalty != 0.0 || self.repeats_cost()
     }
 
-    /// Whether it depends on the tokens of the prompt.
+    /// Returns whether it depends on the prompt's tokens.
     pub(crate) fn repeats_cost(&self) -> bool {
         self.repetition_penalty != 1.0
     }
 }
 
-/// What has come of an answer so far, as far as its logits are changed by that.
+/// The tokens of an answer, as far as its logits depend on them.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
-    /// How often the answer has each token, if that counts; never, for some of the prompt's.
+    /// Occurrences of each token in the answer, if they count; 0 for tokens of the prompt only.
     times: BTreeMap<Token, u32>,
-    /// The answer's tokens, if they count.
+    /// Tokens of the answer, if they count.
     produced: Vec<Token>,
 }
 
-/// Whether an answer can go on.
+/// The possible continuation of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum GoesOn {
-    /// It can, with the token that was chosen.
+pub enum Continuation {
+    /// The answer can go on behind the chosen token.
     Yes,
-    /// Its grammar is complete, and nothing that ends it may be chosen.
+    /// The grammar is complete, and no stop token may be chosen.
     Complete,
-    /// Its grammar is at its limits.
+    /// The grammar has exceeded its limits.
     Failed(GrammarError),
 }
 
 impl Shaping {
-    /// What is changed by, after a prompt and the beginning of an answer.
+    /// Creates the state after a prompt and the start of an answer.
     pub(crate) fn seen(&self, prompt: &[Token], produced: &[Token]) -> Seen {
         let mut seen = Seen::default();
         if self.repeats_cost() {
@@ -78,18 +78,18 @@ impl Shaping {
         seen
     }
 
-    /// Changes the logits of the `index`-th token of an answer, which `ends` would end.
+    /// Changes the logits of the `index`-th token of an answer with the stop tokens `ends`.
     pub(crate) fn apply(
         &self,
         seen: &Seen,
         ends: &[Token],
         choice: &Choice,
         logits: &mut [f32],
-    ) -> GoesOn {
+    ) -> Continuation {
         if let Some(mask) = &choice.mask
             && let Err(error) = mask.apply(logits)
         {
-            return GoesOn::Failed(error);
+            return Continuation::Failed(error);
         }
         if choice.index < self.min_tokens {
             let vocabulary = logits.len();
@@ -99,7 +99,7 @@ impl Shaping {
         }
         let is_impossible = |logit: &f32| *logit == f32::NEG_INFINITY;
         if choice.mask.is_some() && logits.iter().all(is_impossible) {
-            return GoesOn::Complete;
+            return Continuation::Complete;
         }
         self.penalise(seen, logits);
         for &(token, bias) in &self.bias {
@@ -107,7 +107,7 @@ impl Shaping {
                 *logit += bias;
             }
         }
-        GoesOn::Yes
+        Continuation::Yes
     }
 
     fn penalise(&self, seen: &Seen, logits: &mut [f32]) {
@@ -128,7 +128,7 @@ impl Shaping {
 }
 
 impl Seen {
-    /// The answer has another token.
+    /// Adds a token to the answer.
     pub(crate) fn push(&mut self, shaping: &Shaping, token: Token) {
         if shaping.counts_tokens() {
             *self.times.entry(token).or_default() += 1;
@@ -136,7 +136,7 @@ impl Seen {
         }
     }
 
-    /// The answer's tokens, if they count.
+    /// Returns the answer's tokens, if they count.
     pub(crate) fn produced(&self) -> &[Token] {
         &self.produced
     }
@@ -164,7 +164,7 @@ mod tests {
             self.index += 1;
         }
 
-        fn apply(&self, logits: &mut [f32]) -> GoesOn {
+        fn apply(&self, logits: &mut [f32]) -> Continuation {
             let mask = self.constraint.as_ref().map(|constraint| constraint.mask(self.index));
             let choice = Choice { index: self.index, mask };
             self.shaping.apply(&self.seen, &self.ends, &choice, logits)
@@ -178,19 +178,19 @@ mod tests {
 
     fn shaped(shaper: &Shaper, logits: &[f32]) -> Vec<f32> {
         let mut logits = logits.to_vec();
-        assert_eq!(shaper.apply(&mut logits), GoesOn::Yes);
+        assert_eq!(shaper.apply(&mut logits), Continuation::Yes);
         logits
     }
 
     #[test]
-    fn nothing_asked_for_changes_nothing() {
+    fn default_shaping_changes_no_logit() {
         let mut shaper = shaper(Shaping::default(), &[1], &[2]);
         shaper.push(0);
         assert_eq!(shaped(&shaper, &[1.0, 2.0, 3.0]), [1.0, 2.0, 3.0]);
     }
 
     #[test]
-    fn an_answer_that_has_begun_is_taken_up() {
+    fn resumes_a_started_answer() {
         let shaping =
             Shaping { repetition_penalty: 2.0, frequency_penalty: 1.0, ..Shaping::default() };
         let mut pushed = shaper(shaping.clone(), &[0], &[]);
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn presence_and_frequency_are_of_the_answer_alone() {
+    fn presence_and_frequency_ignore_the_prompt() {
         let shaping =
             Shaping { presence_penalty: 0.5, frequency_penalty: 0.25, ..Shaping::default() };
         let mut shaper = shaper(shaping, &[0, 1], &[]);
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn repetition_is_of_the_prompt_too() {
+    fn repetition_includes_the_prompt() {
         let shaping = Shaping { repetition_penalty: 2.0, ..Shaping::default() };
         let mut shaper = shaper(shaping, &[0, 1], &[]);
         shaper.push(2);
@@ -225,13 +225,13 @@ mod tests {
     }
 
     #[test]
-    fn bias_is_added_and_tokens_that_do_not_exist_have_none() {
+    fn adds_bias_and_ignores_unknown_tokens() {
         let shaping = Shaping { bias: vec![(1, -100.0), (9, 5.0)], ..Shaping::default() };
         assert_eq!(shaped(&shaper(shaping, &[], &[]), &[1.0, 1.0]), [1.0, -99.0]);
     }
 
     #[test]
-    fn an_answer_does_not_end_before_it_is_long_enough() {
+    fn suppresses_stop_tokens_below_the_minimum_length() {
         let shaping = Shaping { min_tokens: 2, ..Shaping::default() };
         let mut shaper = shaper(shaping, &[], &[1, 70]);
         for _ in 0..2 {
@@ -242,13 +242,13 @@ mod tests {
     }
 
     #[test]
-    fn a_grammar_that_is_complete_ends_an_answer_that_should_be_longer() {
+    fn complete_grammar_ends_an_answer_below_the_minimum_length() {
         let shaping = Shaping { min_tokens: 9, ..Shaping::default() };
         let grammar = Only { text: vec![0], end: 1, at: 0 };
         let constraint = Some(Constraint::new(Box::new(grammar)));
         let mut shaper = Shaper { constraint, ..shaper(shaping, &[], &[1]) };
         assert_eq!(shaped(&shaper, &[0.0, 9.0]), [0.0, f32::NEG_INFINITY]);
         shaper.push(0);
-        assert_eq!(shaper.apply(&mut [0.0, 9.0]), GoesOn::Complete);
+        assert_eq!(shaper.apply(&mut [0.0, 9.0]), Continuation::Complete);
     }
 }

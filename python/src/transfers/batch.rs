@@ -1,4 +1,4 @@
-//! What a job is about: keys of the engine's, and memory that is lent for each.
+//! The keys and the borrowed memory of a job.
 
 use std::ptr::NonNull;
 
@@ -11,10 +11,10 @@ use terrace_l3::{Arena, Lent, ObjectId, Registration, Source, Store, StoreError,
 
 use crate::errors::bad_argument;
 
-/// What is hashed before a key, so that no other use of the hash gives the same names.
+/// Prefix of hashed keys, so that other uses of the hash give different names.
 const DOMAIN: &[u8] = b"terrace-kv engine key 1\0";
 
-/// Keys of an engine's, of any length, side by side.
+/// Concatenated engine keys of any length.
 #[derive(Default)]
 pub(super) struct Keys {
     bytes: Vec<u8>,
@@ -22,7 +22,7 @@ pub(super) struct Keys {
 }
 
 impl Keys {
-    /// Copies the keys of a batch: nothing of Python's is needed after that.
+    /// Copies the keys of a batch, so that no Python object is needed afterwards.
     pub(super) fn of(keys: &Bound<'_, PyAny>) -> PyResult<Self> {
         let expected = keys.len().unwrap_or(0);
         let (mut bytes, mut ends) =
@@ -39,7 +39,7 @@ impl Keys {
         self.ends.push(self.bytes.len());
     }
 
-    /// None, with room for as many.
+    /// Returns an empty list with the same capacity.
     pub(super) fn room_for_as_many(&self) -> Self {
         Self {
             bytes: Vec::with_capacity(self.bytes.len()),
@@ -60,7 +60,7 @@ impl Keys {
         self.ends.len()
     }
 
-    /// The keys of the parts of each: followed by the part's number.
+    /// Returns the keys of the parts of each key: the key followed by the part's number.
     pub(super) fn in_parts(&self, parts: u32) -> Self {
         let count = self.ends.len() * parts as usize;
         let mut all =
@@ -74,8 +74,8 @@ impl Keys {
         all
     }
 
-    /// What the store calls them. Tenants may have a say in what engines hash, so the hash must be one in which nobody
-    /// finds two keys of one name.
+    /// Returns the object ids. Tenants may influence the engine's hash input, so the hash must be
+    /// collision-resistant.
     pub(super) fn ids(&self, namespace: PageKey) -> Vec<ObjectId> {
         let id = |key: &[u8]| {
             let digest = Sha256::new().chain_update(DOMAIN).chain_update(key).finalize();
@@ -89,13 +89,13 @@ impl Keys {
 /// The memory of a batch.
 #[derive(FromPyObject)]
 pub(super) enum Places<'py> {
-    /// Pages of a region, and how much of each is meant.
+    /// Pages of a region, and the used length of each.
     Pages(usize, PyReadonlyArray1<'py, u32>, Option<PyReadonlyArray1<'py, u64>>),
-    /// Addresses, lengths, and what keeps the memory.
+    /// Addresses, lengths, and the owner of the memory.
     Addresses(PyReadonlyArray1<'py, u64>, PyReadonlyArray1<'py, u64>, Py<PyAny>),
 }
 
-/// A page on loan, for reading or for writing.
+/// A page borrowed for reading or for writing.
 pub(super) trait Loan: Sized + Send + 'static {
     fn lend(arena: &Arena, page: u32, length: usize) -> Result<Self, Lent>;
     fn page(&self) -> (Arena, u32);
@@ -130,14 +130,14 @@ impl Loan for Target {
     }
 }
 
-/// The memory of a job: a loan for each key, or why there is none.
+/// The memory of a job: a loan per key, or the reason why there is none.
 pub(super) struct Batch<L> {
     pub(super) loans: Vec<Result<L, String>>,
-    /// Of memory that was registered for this job alone.
+    /// Registrations for this job alone.
     pub(super) registrations: Vec<Registration>,
 }
 
-/// How memory is registered that the engine has not registered itself.
+/// Parameters for memory that the engine has not registered.
 pub(super) struct Transient<'a> {
     pub(super) store: &'a dyn Store,
     pub(super) owner: &'a Py<PyAny>,
@@ -209,7 +209,7 @@ impl<L: Loan> Batch<L> {
     }
 }
 
-/// The page of the arena that begins at the address and has as many bytes.
+/// Returns the page of the arena that begins at the address and is long enough.
 fn page_at(arena: &Arena, address: usize, length: usize) -> Option<u32> {
     let offset = address.checked_sub(arena.base().as_ptr().addr())?;
     let page_bytes = arena.page_bytes();
@@ -227,7 +227,7 @@ fn one_for_each(keys: &Keys, places: usize, lengths: usize) -> PyResult<()> {
     )))
 }
 
-/// Memory of the engine's as pages.
+/// Divides engine memory into pages.
 pub(super) fn arena_at(
     address: usize,
     bytes: usize,
@@ -241,8 +241,8 @@ pub(super) fn arena_at(
     let pages = pages.ok_or_else(|| {
         bad_argument(format_args!("{bytes} bytes cannot be pages of {page_bytes} each"))
     })?;
-    // SAFETY: that so many bytes are there as long as the owner is kept, and that nobody touches a page while a job
-    // uses it, is asked of the engine's adapter in `terrace_kv.transfers`.
+    // SAFETY: `terrace_kv.transfers` requires the engine's adapter to guarantee that the bytes
+    // exist while the owner is referenced, and that pages are left alone while a job uses them.
     #[expect(unsafe_code, reason = "the memory is the engine's")]
     Ok(unsafe { Arena::from_raw(base, pages, page_bytes, Box::new(owner)) })
 }

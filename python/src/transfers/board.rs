@@ -1,4 +1,4 @@
-//! Where jobs stand until Python asks for those that have ended.
+//! The state of jobs until Python drains those that have ended.
 
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -12,15 +12,15 @@ use super::figures::Figures;
 use super::job::{Done, Kind};
 use crate::errors::bad_argument;
 
-/// How long Ctrl-C may have to wait.
+/// Longest delay of Ctrl-C.
 const SIGNALS: Duration = Duration::from_millis(100);
 
-/// The jobs of one set of transfers.
+/// The jobs of one [`NativeTransfers`](super::NativeTransfers).
 #[derive(Default)]
 pub(super) struct Board {
     next: AtomicU64,
     state: Mutex<State>,
-    /// Somebody waits until no job is under way.
+    /// Signalled when no job is in flight.
     idle: Condvar,
     signal: OnceLock<signal::Signal>,
 }
@@ -32,26 +32,26 @@ struct State {
     figures: Figures,
 }
 
-/// A job that has ended.
+/// An ended job.
 pub(super) struct Ended {
     pub(super) number: u64,
     pub(super) kind: Kind,
-    /// 255 for each key that failed; else where the object is, or that it is done.
+    /// 255 for each failed key; otherwise the place of the object, or 1.
     pub(super) codes: Vec<u8>,
-    /// What was moved.
+    /// Transferred bytes.
     pub(super) bytes: u64,
     pub(super) seconds: f64,
-    /// What the first error says.
+    /// Message of the first error.
     pub(super) error: Option<String>,
 }
 
-/// A job under way. Dropping it ends it too: a panic does not leave anybody waiting.
+/// A job in flight. Dropping it ends it, so that a panic leaves no waiter.
 pub(super) struct Job {
     board: Arc<Board>,
     pub(super) number: u64,
     kind: Kind,
     keys: usize,
-    /// Somebody waits for this one, so it is not told with the others.
+    /// True for a blocking call, whose result is not drained.
     is_waited_for: bool,
     since: Instant,
     is_over: bool,
@@ -65,7 +65,7 @@ impl Board {
         Job { board, number, kind, keys, is_waited_for, since, is_over: false }
     }
 
-    /// The jobs that have ended and were not told yet, in that order.
+    /// Returns the ended jobs that were not drained yet, in order.
     pub(super) fn take(&self) -> Vec<Ended> {
         let mut state = self.state.lock();
         if let Some(signal) = self.signal.get() {
@@ -82,7 +82,7 @@ impl Board {
         self.state.lock().figures.clone()
     }
 
-    /// Waits until no job is under way; and whether that came about in time.
+    /// Waits until no job is in flight; returns false on timeout.
     pub(super) fn wait_idle(&self, python: Python<'_>, seconds: Option<f64>) -> PyResult<bool> {
         let limit = seconds.map(Duration::try_from_secs_f64).transpose().map_err(bad_argument)?;
         let since = Instant::now();
@@ -116,7 +116,7 @@ impl Board {
 }
 
 impl Job {
-    /// Notes what came of it, and hands that to whoever waits for it.
+    /// Records the result, and returns it to a blocking call.
     pub(super) fn end(mut self, done: Done) -> Option<Ended> {
         self.is_over = true;
         self.close(done)
@@ -167,7 +167,7 @@ mod signal {
         }
 
         pub(super) fn raise(&self) {
-            // It fails only if it has been raised 2^64 times, and is readable then.
+            // It fails only after 2^64 writes, when it is readable anyway.
             let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
         }
 

@@ -1,4 +1,4 @@
-//! What transfers have come to, for the engine's metrics.
+//! Statistics of transfers, for the engine's metrics.
 
 use std::collections::BTreeMap;
 
@@ -7,11 +7,11 @@ use serde::Serialize;
 use super::board::Ended;
 use super::job::{FAILED, Kind};
 
-/// Upper ends of the buckets of times, in seconds.
+/// Upper bounds of the latency buckets, in seconds.
 pub(crate) const BUCKETS: [f64; 12] =
     [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
 
-/// Counts since the start, by what jobs did.
+/// Counters since the start, by kind of job.
 #[derive(Clone, Default, Serialize)]
 pub(super) struct Figures {
     put: Operation,
@@ -24,15 +24,15 @@ pub(super) struct Figures {
 struct Operation {
     jobs: u64,
     objects: u64,
-    /// Objects that were stored, read, found or removed.
+    /// Objects stored, read, found or removed.
     hits: u64,
-    /// Objects that are known not to be there.
+    /// Objects known to be absent.
     misses: u64,
-    /// All others, by what went wrong.
+    /// Other failures, by kind.
     failures: BTreeMap<&'static str, u64>,
     bytes: u64,
     seconds: f64,
-    /// How many jobs took at most how long; the last have no limit.
+    /// Jobs per latency bucket; the last bucket is unbounded.
     buckets: [u64; BUCKETS.len() + 1],
 }
 

@@ -1,4 +1,4 @@
-//! From a job to what came of it.
+//! Execution of jobs.
 
 use std::sync::Arc;
 
@@ -11,19 +11,19 @@ use tokio::task::JoinSet;
 
 use super::batch::{Batch, Keys, Loan};
 
-/// What is said of a key that failed.
+/// Code of a failed key.
 pub(super) const FAILED: u8 = 255;
-/// A call of the store has at most so many bytes, unless it is for one object: what a deadline is for is of one size
-/// then, however much the engine wants at a time.
+/// Largest call of the store in bytes, except for single objects: deadlines then apply to similar
+/// amounts, however much the engine requests.
 const PIECE_BYTES: usize = 16 << 20;
-/// And at most so many objects.
+/// Largest number of objects per call.
 const PIECE_OBJECTS: usize = 256;
-/// How many pieces of one job are under way at a time.
+/// Largest number of pieces of a job in flight.
 const PIECES_AT_A_TIME: usize = 4;
 
 const BROKEN: &str = "a bug in Terrace: please report it";
 
-/// What a job does.
+/// Kind of a job.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Put,
@@ -43,7 +43,7 @@ impl Kind {
     }
 }
 
-/// A job, with everything that it needs.
+/// A job with all its inputs.
 pub(super) enum Work {
     Put { keys: Keys, batch: Batch<Source>, durable: bool },
     Get { keys: Keys, batch: Batch<Target> },
@@ -71,12 +71,12 @@ impl Work {
     }
 }
 
-/// What came of a job.
+/// Result of a job.
 pub(super) struct Done {
     pub(super) codes: Vec<u8>,
     pub(super) bytes: u64,
     pub(super) error: Option<String>,
-    /// The kind of each failure.
+    /// Kind of each failure.
     pub(super) failures: Vec<&'static str>,
 }
 
@@ -85,7 +85,7 @@ impl Done {
         Self { codes: vec![FAILED; keys], bytes: 0, error: None, failures: Vec::new() }
     }
 
-    /// A job whose task has died.
+    /// Creates the result of a job whose task has died.
     pub(super) fn broken(keys: usize) -> Self {
         Self { error: Some(BROKEN.into()), failures: vec!["broken"; keys], ..Self::of(keys) }
     }
@@ -97,7 +97,7 @@ impl Done {
         }
     }
 
-    /// Of objects that have parts, given the presence of each part: an object is there if all its parts are.
+    /// Combines the results of parts: an object exists if all its parts do.
     fn joined(mut self, parts: usize) -> Self {
         let join = |parts: &[u8]| {
             let is = |code| parts.contains(&code);
@@ -109,14 +109,14 @@ impl Done {
 
     fn fail(&mut self, kind: &'static str, text: impl FnOnce() -> String) {
         self.failures.push(kind);
-        // That an object is not there says least of what went wrong.
+        // "missing" is the least informative error.
         if kind != "missing" && self.error.is_none() {
             self.error = Some(text());
         }
     }
 }
 
-/// Does what the job says.
+/// Runs a job.
 pub(super) async fn perform(store: Arc<dyn Store>, namespace: PageKey, work: Work) -> Done {
     match work {
         Work::Put { keys, batch, durable } => {
@@ -149,7 +149,7 @@ pub(super) async fn perform(store: Arc<dyn Store>, namespace: PageKey, work: Wor
     }
 }
 
-/// Asks which objects could be had.
+/// Looks up objects.
 pub(super) async fn exists(
     store: &dyn Store,
     namespace: PageKey,
@@ -171,7 +171,7 @@ fn answered<T>(results: Results<T>, code: impl Fn(T) -> u8) -> Done {
     done
 }
 
-/// Moves a batch piece by piece, and waits until the store has let go of all its memory.
+/// Transfers a batch piece by piece, and waits until the store has released all its memory.
 async fn transfer<L, T, A>(
     store: Arc<dyn Store>,
     ids: Vec<ObjectId>,
@@ -210,7 +210,7 @@ where
             });
         }
         let Some(ended) = under_way.join_next().await else { break };
-        // A piece that has panicked leaves its keys as failed.
+        // The keys of a piece that panicked stay failed.
         let Ok((places, pages, results)) = ended else {
             done.fail("broken", || BROKEN.into());
             continue;
@@ -225,7 +225,7 @@ where
     done
 }
 
-/// Waits until nobody uses the memory of what has failed: what was done has been let go of already.
+/// Waits until the memory of failed objects is released; that of the others already is.
 async fn let_go<T>(pages: &[((Arena, u32), usize)], results: &Results<T>) {
     for (((arena, page), _), result) in pages.iter().zip(results) {
         if result.is_err() {
@@ -272,7 +272,7 @@ fn place_code(place: Place) -> u8 {
     }
 }
 
-/// What metrics call an error.
+/// Returns the name of an error in metrics.
 fn kind_of(error: &StoreError) -> &'static str {
     match error {
         StoreError::Missing | StoreError::Superseded { .. } => "missing",

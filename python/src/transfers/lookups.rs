@@ -1,8 +1,8 @@
-//! Which objects the store has, as far as an engine's scheduler needs to know.
+//! Lookups of existing objects for an engine's scheduler.
 //!
-//! A scheduler asks about every chunk of every request that waits, in every step, on the thread that everything waits
-//! for. So a lookup takes no lock and reads what lies side by side. Keys that are new go to the store together, once a
-//! step, and a thread of the store's writes the answers where lookups find them.
+//! A scheduler looks up every chunk of every waiting request in every step, on its critical thread.
+//! A lookup therefore takes no lock and reads contiguous memory. New keys are sent to the store
+//! together, once per step, and a thread of the store writes the answers where lookups find them.
 
 mod known;
 
@@ -21,7 +21,7 @@ use super::NativeTransfers;
 use super::batch::Keys;
 use crate::errors::bad_argument;
 
-/// Lookups of `terrace_kv.transfers.Transfers.lookups`.
+/// Native part of `terrace_kv.transfers.Transfers.lookups`.
 #[pyclass(frozen, name = "Lookups", module = "terrace_kv._native")]
 pub(crate) struct NativeLookups {
     transfers: Py<NativeTransfers>,
@@ -31,12 +31,12 @@ pub(crate) struct NativeLookups {
     retry: Py<PyAny>,
 }
 
-/// What is known, for whoever has the interpreter's lock.
+/// The state, accessed under the GIL.
 struct OneAtATime(RefCell<Known>);
 
 #[expect(unsafe_code, reason = "a lock of its own would take as long as a lookup")]
-// SAFETY: only `NativeLookups::with_known` looks inside. It has the interpreter's lock, or, where an interpreter has none,
-// that of the object, and has given everything back when it ends.
+// SAFETY: only `NativeLookups::with_known` accesses it. It holds the GIL or, in free-threaded
+// builds, the object's lock, and ends all borrows before it returns.
 unsafe impl Sync for OneAtATime {}
 
 #[pymethods]
@@ -54,20 +54,20 @@ impl NativeLookups {
         Ok(Self { transfers, known, hit, miss, retry })
     }
 
-    /// The function `lookup(key, context)`, which says what is known of a key: `retry` if it is new or the store has not
-    /// answered.
+    /// Returns the function `lookup(key, context)`, which returns the known state of a key: `retry`
+    /// if it is new or the store has not answered.
     #[getter]
     fn lookup<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let definition = (&raw const LOOKUP.0).cast_mut();
         #[expect(unsafe_code, reason = "PyO3's functions take three times as long to call")]
-        // SAFETY: the definition lives for ever, and `lookup` is what it says.
+        // SAFETY: the definition is static, and `lookup` has its signature.
         unsafe {
             let function = ffi::PyCFunction_New(definition, this.as_ptr());
             Bound::from_owned_ptr_or_err(this.py(), function)
         }
     }
 
-    /// Asks the store about the keys that are new since the last time.
+    /// Sends the new keys to the store.
     fn flush(this: &Bound<'_, Self>) -> PyResult<()> {
         let now = Instant::now();
         let Some(question) = Self::with_known(this, |known| known.ask(now)) else { return Ok(()) };
@@ -75,28 +75,28 @@ impl NativeLookups {
         this.get().transfers.get().ask(question, options)
     }
 
-    /// Takes keys for misses for a while, because their objects could not be read.
+    /// Marks keys as misses for a while, because their objects could not be read.
     fn missed(this: &Bound<'_, Self>, keys: &Bound<'_, PyAny>) -> PyResult<()> {
         let keys = Keys::of(keys)?;
         Self::with_known(this, |known| keys.iter().for_each(|key| known.miss(key)));
         Ok(())
     }
 
-    /// Has keys asked about again, because their objects were stored.
+    /// Makes keys be looked up again, because their objects were stored.
     fn forget(this: &Bound<'_, Self>, keys: &Bound<'_, PyAny>) -> PyResult<()> {
         let keys = Keys::of(keys)?;
         Self::with_known(this, |known| keys.iter().for_each(|key| known.forget(key)));
         Ok(())
     }
 
-    /// Whether there are questions that the store has not answered.
+    /// Returns whether lookups are unanswered.
     fn pending(this: &Bound<'_, Self>) -> bool {
         Self::with_known(this, |known| known.is_open())
     }
 }
 
 impl NativeLookups {
-    /// Lets `with` have what is known, which must not call Python: that might give away the lock.
+    /// Passes the state to `with`, which must not call Python: that might release the lock.
     fn with_known<T>(this: &Bound<'_, Self>, with: impl FnOnce(&mut Known) -> T) -> T {
         with_critical_section(this.as_any(), || with(&mut this.get().known.0.borrow_mut()))
     }
@@ -112,7 +112,7 @@ static LOOKUP: Definition = Definition(ffi::PyMethodDef {
 struct Definition(ffi::PyMethodDef);
 
 #[expect(unsafe_code, reason = "it has pointers")]
-// SAFETY: nobody writes to it, nor to what it points to.
+// SAFETY: it and its targets are never written to.
 unsafe impl Sync for Definition {}
 
 #[expect(unsafe_code, reason = "Python calls it")]
@@ -121,7 +121,8 @@ unsafe extern "C" fn lookup(
     arguments: *mut *mut ffi::PyObject,
     count: ffi::Py_ssize_t,
 ) -> *mut ffi::PyObject {
-    // SAFETY: this thread may use Python while Python calls it, and `this` is what the function was made with.
+    // SAFETY: this thread is attached while Python calls it, and `this` is the object that the
+    // function was created with.
     let (python, this) = unsafe {
         let python = Python::assume_attached();
         (python, Borrowed::from_ptr(python, this).cast_unchecked::<NativeLookups>())
@@ -131,8 +132,8 @@ unsafe extern "C" fn lookup(
         return std::ptr::null_mut();
     }
     let (mut start, mut length) = (std::ptr::null_mut(), 0);
-    // SAFETY: there are two arguments, which stay as they are until this returns; and the first one is bytes, or an
-    // exception says that it is not.
+    // SAFETY: there are two arguments, which are unchanged until this returns; the call raises
+    // unless the first is bytes.
     let key = unsafe {
         if ffi::PyBytes_AsStringAndSize(*arguments, &raw mut start, &raw mut length) < 0 {
             return std::ptr::null_mut();

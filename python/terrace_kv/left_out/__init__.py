@@ -1,1 +1,1 @@
-"""What of the configurations of engines is not part of namespaces, and why."""
+"""Fields of engine configurations that are not part of namespaces, with reasons."""

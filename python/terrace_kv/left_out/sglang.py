@@ -128,7 +128,7 @@ LEFT_OUT: dict[str, str] = {
 }
 
 _SAME = "such pools are the same on all ranks, whatever their number"
-# Besides those, for pools that are the same on all ranks.
+# In addition, for pools that are the same on all ranks.
 FOR_ANY_RANKS: dict[str, str] = dict.fromkeys(
     ("tp_size", "dp_size", "attn_dp_size", "ep_size", "moe_dp_size", "moe_dense_tp_size", "shared_experts_tp_size", "nnodes"),
     _SAME,

@@ -128,10 +128,10 @@ LEFT_OUT: dict[str, dict[str, str]] = {
 }
 
 _ANY_RANKS = "vLLM certifies each layer's bytes for any number of ranks"
-# Besides those, where vLLM certifies its canonical layout.
+# In addition, if vLLM certifies its canonical layout.
 FOR_ANY_RANKS: dict[str, dict[str, str]] = {
     "VllmConfig": {"parallel_config": _ANY_RANKS},
-    # Which fusions are used depends on the number of ranks.
+    # The choice of fusions depends on the number of ranks.
     "CompilationConfig": {"pass_config": _ANY_RANKS},
 }
 

@@ -1,4 +1,4 @@
-"""Where each process of an SGLang server keeps its pages on disk: a folder is for one process."""
+"""Disk folders of an SGLang server's processes: each process needs a separate folder."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from .._native import ConfigError
 
 
 def place_of(store: str, config: Any, arguments: Any) -> str:
-    """The store of one process: a folder of its own if other processes of the server have the same setting. ``config`` is
-    SGLang's ``HiCacheStorageConfig``, ``arguments`` are those of the server.
+    """The store of one process: a separate folder if other processes of the server have the same
+    setting. ``config`` is SGLang's ``HiCacheStorageConfig``, ``arguments`` are those of the
+    server.
 
-    :raises ConfigError: if processes need the same folder, or cannot be told apart.
+    :raises ConfigError: if processes need the same folder, or cannot be distinguished.
     """
     if not store.startswith("disk:"):
         return store
@@ -30,8 +31,9 @@ def place_of(store: str, config: Any, arguments: Any) -> str:
 
 
 def _replica(config: Any, arguments: Any) -> tuple[int, int]:
-    """How many groups of ranks serve requests of their own, and which one this is. With attention that is data-parallel,
-    SGLang has that in the configuration of its backends; of replicas of the whole model it tells elsewhere."""
+    """The number of replicas that serve different requests, and the index of this one. For
+    data-parallel attention SGLang passes both to its backends; for replicas of the whole model
+    they are published elsewhere."""
     try:
         from sglang.srt.runtime_context import get_parallel
 

@@ -22,10 +22,10 @@ from ..namespaces import canonical, engine_namespace, weights_of
 from ..transfers import key_of
 from .pages import Form
 
-# Pools whose pages are the same on all tensor-parallel ranks, where the model's KV is. Heads, and with them all other
-# pools, are divided among ranks.
+# Pools whose pages are the same on all tensor-parallel ranks, if they hold the model's KV. Heads,
+# and with them all other pools, are divided among ranks.
 SAME_ON_ALL_RANKS = {"MLATokenToKVPoolHost", "DSAIndexerPoolHost", "DeepSeekV4PagedHostPool", "DeepSeekV4StateHostPool"}
-# Formats that load what --model-path says: a folder, or a model of Hugging Face.
+# Formats that load the weights at --model-path: a folder, or a Hugging Face model.
 _LOADS_THE_MODEL = (
     "auto", "bitsandbytes", "fastsafetensors", "gguf", "instanttensor", "layered", "mistral", "npcache", "pt", "runai_streamer",
     "safetensors", "sharded_state",
@@ -78,7 +78,7 @@ class Identity:
         )
 
     def _configuration(self, *, is_for_any: bool) -> str:
-        """The server, what it was told, and what it runs on."""
+        """The server, its arguments, and its hardware."""
         kept_out = left_out.LEFT_OUT | (left_out.FOR_ANY_RANKS if is_for_any else {})
         counted = {name: value for name, value in self._arguments.items() if name not in kept_out}
         return digest(
@@ -94,17 +94,18 @@ class Identity:
         return bool(self._config.is_mla_model) and not kinds.isdisjoint(SAME_ON_ALL_RANKS)
 
     def lineage(self) -> bytes:
-        """What the weights are called now, which changes when a running server gets others; and what came before was
-        to be forgotten."""
+        """The current identity of the weights, which changes when a running server replaces them or
+        its cache is cleared."""
         return hashlib.sha256(key_of(weight_version(), self._cleared, *self._life())).digest()
 
-    def begin_anew(self) -> None:
-        """What was stored so far is not known any more."""
+    def reset(self) -> None:
+        """Makes all pages stored so far unknown."""
         self._cleared += 1
 
     def _life(self) -> tuple[str, ...]:
-        """This run of the server, if anything was to be forgotten: all ranks on a machine have the same parent. What
-        another run stored after forgetting as often is not meant."""
+        """An identifier of this run of the server, once its cache was cleared: all ranks on a
+        machine have the same parent. Pages of another run with the same number of clears do not
+        match."""
         if not self._cleared:
             return ()
         parent = os.getppid()
@@ -112,9 +113,9 @@ class Identity:
 
 
 def server_arguments() -> Any:
-    """The arguments that the server was started with.
+    """The arguments of the running server.
 
-    :raises ConfigError: if this SGLang does not tell.
+    :raises ConfigError: if this version of SGLang does not publish them.
     """
     try:
         from sglang.srt.runtime_context import get_server_args
@@ -127,7 +128,7 @@ def server_arguments() -> Any:
 
 
 def weight_version() -> str:
-    """What the operator, or whoever gave the running server other weights, calls them."""
+    """The name of the weights, as set by the operator or by an update of a running server."""
     try:
         from sglang.srt.runtime_context import get_serving
     except ImportError:
@@ -136,7 +137,7 @@ def weight_version() -> str:
 
 
 def _resolved(arguments: Any) -> dict[str, Any]:
-    """All arguments of the server, with what SGLang has chosen for those that were left open."""
+    """All arguments of the server, with SGLang's choices for unset ones."""
     if hasattr(arguments, "resolved_dict"):
         resolved: dict[str, Any] = arguments.resolved_dict()
         return resolved
@@ -152,7 +153,7 @@ def _version() -> str:
 
 
 def _hardware() -> list[str]:
-    """The processors: kernels are chosen by them."""
+    """The processors, which affect the choice of kernels."""
     import torch
 
     if torch.cuda.is_available():
@@ -161,9 +162,9 @@ def _hardware() -> list[str]:
 
 
 def _weights(arguments: Mapping[str, Any], said: str | None) -> str:
-    """What names the weights: what is seen of them, and what the operator has said.
+    """Identifies the weights: by their files, and by the operator's setting.
 
-    :raises ConfigError: if that tells nothing.
+    :raises ConfigError: if neither identifies them.
     """
     seen: list[str] = []
     try:
@@ -173,7 +174,7 @@ def _weights(arguments: Mapping[str, Any], said: str | None) -> str:
             # KV of draft models is stored with the rest.
             if arguments.get(name):
                 seen.append(weights_of(str(arguments[name]), revision))
-        # Adapters that are loaded later have names that are never used again.
+        # Names of adapters that are loaded later are never reused.
         for adapter in arguments.get("lora_paths") or ():
             seen.append(weights_of(_path_of(adapter)))
     except ConfigError as error:
@@ -201,14 +202,14 @@ def _weights_seen(arguments: Mapping[str, Any]) -> str:
 
 
 def _path_of(adapter: Any) -> str:
-    """Where a LoRA adapter is, in each form that SGLang has for it: ``NAME=PATH``, a mapping, an object."""
+    """The path of a LoRA adapter in each of SGLang's forms: ``NAME=PATH``, a mapping, an object."""
     if isinstance(adapter, str):
         return adapter.partition("=")[2] or adapter
     return str(adapter["lora_path"] if isinstance(adapter, Mapping) else adapter.lora_path)
 
 
 def _started(process: int) -> str:
-    """When a process was started, as the system counts."""
+    """The start time of a process, in the system's units."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:

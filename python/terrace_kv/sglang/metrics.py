@@ -1,4 +1,4 @@
-"""What SGLang's metrics tell of the store."""
+"""Metrics of the store for SGLang."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 GIB = float(1 << 30)
-# SGLang asks in each step of its scheduler; counters need not be newer than this.
+# SGLang polls in each step of its scheduler; counters may be this old.
 COUNTED_EVERY_S = 1.0
-# Calls that are remembered until SGLang asks, which it does only with --enable-metrics.
+# Largest number of calls remembered until SGLang polls, which it does only with --enable-metrics.
 CALLS_MAX = 1024
 
 
 class Metrics:
-    """Counts calls for SGLang's histograms, and brings the counters of the store beside them."""
+    """Counts calls for SGLang's histograms, and exports the counters of the store."""
 
     def __init__(self, storage_config: Any) -> None:
         self._is_wanted = bool(storage_config.enable_storage_metrics)
@@ -29,11 +29,11 @@ class Metrics:
         self._counted = 0.0
 
     def loaded(self, pages: int, size: int, seconds: float) -> None:
-        """So many pages were read."""
+        """Records pages that were read."""
         self._note(self._loads, pages, size, seconds)
 
     def stored(self, pages: int, size: int, seconds: float) -> None:
-        """So many pages were stored, or were stored already."""
+        """Records pages that were stored, or were stored already."""
         self._note(self._stores, pages, size, seconds)
 
     def _note(self, calls: list[tuple[int, float]], pages: int, size: int, seconds: float) -> None:
@@ -42,9 +42,9 @@ class Metrics:
                 calls.append((pages, size / GIB / max(seconds, 1e-9)))
                 del calls[:-CALLS_MAX]
 
-    def told(self, figures: Mapping[str, Any]) -> Any:
-        """What has happened since the last time, as SGLang takes it. ``figures`` are asked for only when they are
-        looked at: a function for each pool."""
+    def drain(self, figures: Mapping[str, Any]) -> Any:
+        """Events since the last call, in SGLang's form. ``figures`` are functions, one per pool,
+        called only when needed."""
         if not self._is_wanted:
             return None
         from sglang.srt.observability.metrics_collector import StorageMetrics
@@ -67,7 +67,7 @@ class Metrics:
 
 
 class _Counters:
-    """Counters beside SGLang's own: its server shows whatever its processes count."""
+    """Counters beside SGLang's own, exported by its server."""
 
     def __init__(self, labels: Mapping[str, str]) -> None:
         from prometheus_client import Counter
@@ -81,7 +81,7 @@ class _Counters:
         self._before: dict[tuple[str, ...], float] = {}
 
     def count(self, pool: str, figures: Mapping[str, Any]) -> None:
-        """Adds what is new in the figures of a pool."""
+        """Adds the increase of a pool's figures."""
         for operation, figure in figures.items():
             labels = {"pool": pool, "operation": operation, **self._labels}
             outcomes = {"hit": figure["hits"], "miss": figure["misses"], **figure["failures"]}

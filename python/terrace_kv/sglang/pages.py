@@ -17,9 +17,9 @@ from ..transfers import Completed, EngineKeys, Places, Transfers, addresses
 
 log = logging.getLogger(__name__)
 
-# Pages that are copied on their way are moved in parts of about so many bytes, which is what the copies take.
+# Approximate size of the parts in which copied pages are moved: it bounds the memory of the copies.
 COPIED_AT_A_TIME = 64 << 20
-# Into how many objects a page is divided at the most, where it cannot be copied into one.
+# Largest number of objects per page, if it cannot be copied into one.
 RUNS_MAX = 8
 
 Move = Callable[[EngineKeys, Places], Completed]
@@ -28,11 +28,11 @@ Move = Callable[[EngineKeys, Places], Completed]
 
 @dataclass(frozen=True)
 class Form:
-    """How a page becomes objects."""
+    """Mapping of a page to objects."""
 
     kind: str
-    """``runs``: each of its runs of memory is one, straight from the pool. ``flat``: it is copied into one.
-    ``nothing``: the pool has no memory of its own."""
+    """``runs``: each contiguous run of its memory is an object, without a copy. ``flat``: it is
+    copied into one object. ``nothing``: the pool has no memory of its own."""
     sizes: tuple[int, ...]
     """The bytes of each object of a page."""
     regions: tuple[tuple[int, int, int], ...] = ()
@@ -45,16 +45,17 @@ class Form:
 
 
 def form_of(name: str, pool: Any) -> Form:
-    """How pages of the pool become objects.
+    """The mapping of the pool's pages to objects.
 
-    :raises ConfigError: if they cannot.
+    :raises ConfigError: if there is none.
     """
     if getattr(pool, "shard_size", 1) > 1:
         raise ConfigError(f"the pool {name} is sharded over ranks by page: leave out --enable-kv-cache-sharding")
     runs, why = _runs(pool)
     if runs is not None and runs.kind == "nothing":
         return runs
-    # Two objects of a page may differ a little in size: slots of stores are as large as the largest object.
+    # The two objects of a page may differ a little in size: slots of stores are as large as the
+    # largest object.
     if runs is not None and len(runs.sizes) <= 2 and 2 * min(runs.sizes) >= max(runs.sizes):
         return runs
     flat = _flat(pool)
@@ -69,7 +70,7 @@ def form_of(name: str, pool: Any) -> Form:
 
 
 def _runs(pool: Any) -> tuple[Form | None, str]:
-    """The runs of memory that a page lies in; or why they are not known."""
+    """The contiguous runs of a page; or why they are unknown."""
     page = getattr(pool, "logical_page_size", pool.page_size)
     pages = getattr(pool, "logical_size", pool.size) // page
     try:
@@ -94,7 +95,7 @@ def _runs(pool: Any) -> tuple[Form | None, str]:
 
 
 def _memories(pool: Any) -> list[tuple[int, int]]:
-    """Where the pool's memory is: addresses and bytes, whole buffers before parts of them."""
+    """The pool's memory: addresses and bytes, whole buffers before parts of them."""
     found: list[torch.Tensor] = []
     beside = pool.get_hybrid_pool_buffer() if hasattr(pool, "get_hybrid_pool_buffer") else []
     for buffer in (getattr(pool, "kv_buffer", None), beside):
@@ -104,7 +105,7 @@ def _memories(pool: Any) -> list[tuple[int, int]]:
 
 
 def _flat(pool: Any) -> Form | None:
-    """A page as one object, if the pool copies it so."""
+    """The mapping of a page to one object, if the pool can copy it."""
     try:
         page = pool.get_data_page(0)
     except (ValueError, NotImplementedError, AttributeError):
@@ -113,28 +114,28 @@ def _flat(pool: Any) -> Form | None:
 
 
 class Pages:
-    """The pages of one pool in a store, under names of their own. Calls wait, and end only when nobody else touches
-    their memory any more."""
+    """The pages of one pool in a store, under separate names. Calls block until their memory is no
+    longer used."""
 
     def __init__(self, pool: Any, form: Form, transfers: Transfers, lineage: Callable[[], bytes]) -> None:
         self.pool = pool
         self.form = form
-        """How pages become objects."""
+        """Mapping of pages to objects."""
         self.transfers = transfers
-        """Where they go."""
+        """The transfers of the store."""
         self.page_size: int = getattr(pool, "logical_page_size", pool.page_size)
-        """How many places of the pool a page has."""
+        """Number of pool slots per page."""
         self._lineage = lineage
         for region in form.regions:
             transfers.register_address(*region, pool)
 
     def close(self) -> None:
-        """Lets go of the store and of the pool's memory, when no call uses it any more."""
+        """Releases the store, and the pool's memory once no call uses it."""
         self.transfers.wait_idle()
         self.transfers.close()
 
     def exists(self, keys: Sequence[str]) -> list[bool]:
-        """Which pages are there, with all their parts."""
+        """Whether each page exists, with all its parts."""
         if self.form.kind == "nothing":
             return [True] * len(keys)
         told = self.transfers.exists(self._names(keys), prefetch_to_memory=True)
@@ -142,11 +143,11 @@ class Pages:
         return self._whole((found != 0) & (found != FAILED))
 
     def put(self, keys: Sequence[str], host_indices: torch.Tensor) -> list[bool]:
-        """Stores pages of the pool; which of them are in the store."""
+        """Stores pages of the pool; returns which of them are in the store."""
         return self._move_pages(keys, host_indices, self.transfers.put, self._put_copies)
 
     def get(self, keys: Sequence[str], host_indices: torch.Tensor) -> list[bool]:
-        """Reads pages into the pool; which of them are there now."""
+        """Reads pages into the pool; returns which of them were read."""
         return self._move_pages(keys, host_indices, self.transfers.get, self._get_copies)
 
     def _move_pages(
@@ -156,7 +157,8 @@ class Pages:
         move: Move,
         move_copies: Callable[[Sequence[str], Sequence[int]], list[bool]],
     ) -> list[bool]:
-        """Moves pages where they lie, if the pool allows that, and else copies of them, a few at a time."""
+        """Moves pages in place if the pool permits it, and otherwise copies of them, a few at a
+        time."""
         starts = self._starts(keys, host_indices)
         if starts is None:
             return [False] * len(keys)
@@ -168,7 +170,7 @@ class Pages:
         for part in self._parts(len(keys)):
             moved += move_copies(keys[part], starts[part])
             if not all(moved):
-                # What follows a page that cannot be had is of no use, in the store as in the pool.
+                # Pages behind a missing page are useless, in the store as in the pool.
                 break
         return moved + [False] * (len(keys) - len(moved))
 
@@ -194,13 +196,13 @@ class Pages:
         return self._move(self.transfers.get, keys, *self._addresses_of(pages), list(pages))
 
     def _names(self, keys: Sequence[str]) -> list[bytes]:
-        """What the objects of pages are called: where they descend from, which part of a page it is, and its key."""
+        """The names of the objects of pages: lineage, part and key."""
         lineage = self._lineage()
         parts = [lineage + bytes([part]) for part in range(len(self.form.sizes))]
         return [part + key for key in map(str.encode, keys) for part in parts]
 
     def _whole(self, objects: npt.NDArray[np.bool_]) -> list[bool]:
-        """For each page whether all its objects are there."""
+        """Whether all objects of each page exist."""
         return [bool(page.all()) for page in objects.reshape(-1, len(self.form.sizes))]
 
     def _move(
@@ -218,7 +220,7 @@ class Pages:
         return np.array(pointers, np.uint64), np.array(sizes, np.uint64)
 
     def _addresses_of(self, pages: Sequence[torch.Tensor]) -> tuple[Any, Any]:
-        """The parts of pages that lie flat in tensors, one behind the other as in the pool."""
+        """The parts of pages that are contiguous in tensors, in the pool's order."""
         for page in pages:
             if page.numel() * page.element_size() != self.form.page_bytes or not page.is_contiguous():
                 raise ValueError(f"a page has {self.form.page_bytes} contiguous bytes, but this tensor is {page.shape}")
@@ -228,7 +230,7 @@ class Pages:
         return (starts[:, None] + offsets).reshape(-1), np.tile(sizes, len(pages))
 
     def _starts(self, keys: Sequence[str], host_indices: torch.Tensor | None) -> list[int] | None:
-        """Where pages begin in the pool, if there is one for each key."""
+        """The start slots of pages in the pool, if there is one per key."""
         if host_indices is None or host_indices.numel() != len(keys) * self.page_size:
             told = 0 if host_indices is None else host_indices.numel()
             log.error("terrace: %d keys with %d places, for pages of %d", len(keys), told, self.page_size)
@@ -237,7 +239,7 @@ class Pages:
         return starts
 
     def _parts(self, pages: int) -> Iterator[slice]:
-        """Parts of a batch, none larger than copies may be."""
+        """Parts of a batch, none larger than the limit for copies."""
         at_a_time = max(1, COPIED_AT_A_TIME // self.form.page_bytes)
         for start in range(0, pages, at_a_time):
             yield slice(start, start + at_a_time)

@@ -1,7 +1,7 @@
-"""How long a prefix can be restored, where a model keeps more than KV for each page.
+"""The length of a prefix that can be restored, for models with more state than KV per page.
 
-A pool beside KV says by its policy what of it must be there for a prefix to be of use. The names of policies are
-SGLang's (``PoolHitPolicy``).
+The policy of an additional pool defines which of its parts a prefix needs. The names of policies
+are SGLang's (``PoolHitPolicy``).
 """
 
 from __future__ import annotations
@@ -14,44 +14,45 @@ ALL_PAGES, TRAILING_PAGES, BLOCK_GROUPS = "all_pages", "trailing_pages", "block_
 
 @dataclass(frozen=True)
 class Beside:
-    """What is there of a pool beside KV."""
+    """The available parts of an additional pool."""
 
     name: str
     policy: str
     found: Sequence[bool]
-    """For each page of the span, whether the pool's part of it is there."""
+    """For each page of the span, whether the pool's part of it exists."""
     trailing_pages: int = 1
-    """How many pages at the end of a prefix have a part, where only those do."""
+    """Number of trailing pages of a prefix that need a part, if only those do."""
     block_pages: int = 0
-    """How many pages of KV make a block, where the pool keeps blocks."""
+    """KV pages per block, if the pool keeps blocks."""
     group_pages: int = 0
-    """How many parts belong to a block: those of its last pages, whose keys follow from all of the block."""
+    """Parts per block: those of its last pages, whose keys depend on the whole block."""
 
 
 @dataclass
 class Prefix:
-    """How long a prefix can be restored."""
+    """Restorable prefixes."""
 
     pages: int
     """The longest one."""
     by_pool: dict[str, int] = field(default_factory=dict)
-    """How far each pool by itself reaches; those that have nothing are left out."""
+    """The reach of each pool alone; pools without any parts are omitted."""
     restorable: list[int] = field(default_factory=list)
-    """All lengths that can be restored, the shortest first: parts at the end of a prefix are not at each length."""
+    """All restorable lengths in ascending order: parts at the end of a prefix do not exist at each
+    length."""
 
 
 def leading(found: Sequence[bool]) -> int:
-    """How many are there before the first that is not."""
+    """The number of leading true values."""
     return next((place for place, is_there in enumerate(found) if not is_there), len(found))
 
 
 def restorable_prefix(kv_pages: int, pools: Sequence[Beside]) -> Prefix:
-    """What can be restored of a span whose first ``kv_pages`` pages have their KV."""
+    """The restorable prefixes of a span whose first ``kv_pages`` pages have their KV."""
     lengths = set(range(1, kv_pages + 1))
     prefix = Prefix(0)
     for pool in pools:
         if pool.policy == BLOCK_GROUPS:
-            # Another form of the same pages, which nobody has to have.
+            # Another form of the same pages, which is optional.
             reach = _blocks(pool) * pool.block_pages
         else:
             good = _good_lengths(pool, kv_pages)
@@ -65,7 +66,7 @@ def restorable_prefix(kv_pages: int, pools: Sequence[Beside]) -> Prefix:
 
 
 def _good_lengths(pool: Beside, kv_pages: int) -> set[int]:
-    """The lengths of prefixes for which the pool has what is needed."""
+    """The lengths of prefixes for which the pool has all needed parts."""
     if pool.policy == ALL_PAGES:
         return set(range(1, leading(pool.found[:kv_pages]) + 1))
     if pool.policy == TRAILING_PAGES:
@@ -82,7 +83,7 @@ def _good_lengths(pool: Beside, kv_pages: int) -> set[int]:
 
 
 def _blocks(pool: Beside) -> int:
-    """How many blocks from the start on are there."""
+    """The number of leading complete blocks."""
     if not 0 < pool.group_pages <= pool.block_pages:
         return 0
     blocks = range(len(pool.found) // pool.block_pages)

@@ -24,9 +24,9 @@ from .versions import check_version
 log = logging.getLogger(__name__)
 
 KV = "kv"
-# Settings of SGLang's own, which come with ours.
+# SGLang's own settings, which are passed along.
 SGLANGS = ("backend_name", "module_path", "class_name", "interface_v1")
-# Settings that say what pages are, not where they are kept.
+# Settings of the pages' identity, not of their store.
 IDENTITYS = ("revision", "salt")
 
 
@@ -96,7 +96,7 @@ class TerraceStorage(HiCacheStorage):  # type: ignore[misc]
             log.info("terrace: pages of %s: %s of %s bytes in %s", name, form.kind, form.sizes, store.place)
             return pages
 
-    # What SGLang calls with interface_v1
+    # Called by SGLang with interface_v1
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
         """The number of leading pages that exist."""
@@ -110,7 +110,7 @@ class TerraceStorage(HiCacheStorage):  # type: ignore[misc]
         """Stores pages of the KV pool."""
         return self._save(KV, keys, host_indices)
 
-    # What it calls where there are pools beside KV
+    # Called by SGLang with further pools beside KV
 
     def batch_exists_v2(
         self, keys: list[str], pool_transfers: Sequence[Any] | None = None, extra_info: Any = None
@@ -152,7 +152,7 @@ class TerraceStorage(HiCacheStorage):  # type: ignore[misc]
         self._metrics.stored(sum(stored), sum(stored) * pages.form.page_bytes, time.perf_counter() - since)
         return stored
 
-    # What it calls without interface_v1
+    # Called by SGLang without interface_v1
 
     def exists(self, key: str) -> bool:
         """Whether a page exists."""
@@ -179,16 +179,16 @@ class TerraceStorage(HiCacheStorage):  # type: ignore[misc]
         """Stores pages from tensors. Returns whether all are stored."""
         return all(self._of(KV).put_tensors(keys, values))
 
-    # Around them
+    # Other calls
 
     def clear(self) -> None:
         """Makes everything that was stored so far invisible to this server until it restarts. Other servers that share the store
         still see it."""
-        self._identity.begin_anew()
+        self._identity.reset()
 
     def get_stats(self) -> Any:
         """Values for SGLang's own metrics, since the last call."""
-        return self._metrics.told({name: pages.transfers.stats for name, pages in list(self._pages.items())})
+        return self._metrics.drain({name: pages.transfers.stats for name, pages in list(self._pages.items())})
 
     def close(self) -> None:
         """Waits for calls in flight, and closes the store, which makes what is on disk durable."""

@@ -1,4 +1,4 @@
-"""Which SGLang this was tried with."""
+"""Tested versions of SGLang."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from importlib.metadata import PackageNotFoundError, version
 
 log = logging.getLogger(__name__)
 
-# What the tests against the real SGLang run with.
+# The version that the tests with the real SGLang use.
 TESTED = ("0.5.23",)
 
 
 def check_version() -> None:
-    """Says so where nobody has tried this version. It is used all the same: the interface has been steady."""
+    """Logs a warning for an untested version, which is used all the same: the interface has been
+    stable."""
     try:
         found = version("sglang")
     except PackageNotFoundError:

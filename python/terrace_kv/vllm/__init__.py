@@ -16,7 +16,8 @@ __all__ = ["TerraceConnector", "TerraceTier"]
 
 
 def __getattr__(name: str) -> Any:
-    # Each by itself: a version of vLLM whose tiers are others still has connectors.
+    # Imported separately: a version of vLLM with an incompatible tier interface still has
+    # connectors.
     if name == "TerraceTier":
         from .tier import TerraceTier
 

@@ -23,7 +23,7 @@ from .worker_side import WorkerSide
 if TYPE_CHECKING:
     import torch
 
-# Under the name that vLLM shows what is logged of.
+# The logger name that vLLM configures.
 logger = logging.getLogger("vllm.terrace")
 
 
@@ -49,7 +49,7 @@ class TerraceConnector(KVConnectorBase_V1):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        # What is not stored is computed again.
+        # Missing blocks are computed again.
         return False
 
     @property
@@ -62,7 +62,7 @@ class TerraceConnector(KVConnectorBase_V1):
         assert self._worker is not None, "vLLM asks this of a worker's side"
         return self._worker
 
-    # What the scheduler calls.
+    # Called on the scheduler side.
 
     def on_new_request(self, request: Any) -> None:
         self._at_scheduler.on_new_request(request)
@@ -80,7 +80,7 @@ class TerraceConnector(KVConnectorBase_V1):
         self._at_scheduler.bind_pool(gpu_block_pool)
 
     def reset_cache(self) -> bool:
-        # Called when vLLM sleeps, pauses for other weights, or is told to forget KV.
+        # Called when vLLM sleeps, pauses for other weights, or clears its caches.
         self._at_scheduler.reset()
         return True
 
@@ -95,13 +95,13 @@ class TerraceConnector(KVConnectorBase_V1):
     def has_pending_block_frees(self) -> bool:
         return self._at_scheduler.is_waiting_for_blocks()
 
-    # What workers call.
+    # Called on workers.
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         self._at_worker.register(kv_caches)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        # Comes before the step that may overwrite blocks, in every version and model runner.
+        # Called before the step that may overwrite blocks, in every version and model runner.
         super().bind_connector_metadata(connector_metadata)
         self._at_worker.begin(self._steps())
 
@@ -147,7 +147,7 @@ class TerraceConnector(KVConnectorBase_V1):
                 if side is not None:
                     side.close()
             except Exception:
-                # What vLLM itself has to clean up comes after this.
+                # vLLM's own cleanup follows.
                 logger.exception("the store was not closed")
 
     def _steps(self) -> Steps:

@@ -1,4 +1,4 @@
-"""Metrics of the connector: the same as the tier's, through the door that vLLM has for connectors."""
+"""Metrics of the connector: the same as the tier's, through vLLM's interface for connectors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 
 from ..store import Store
 from ..transfers import BUCKETS, Completed, Transfers
-from .metrics import BREAKER, DOCUMENTS, INTERVAL_S, SECONDS, Growth, is_left_alone
+from .metrics import BREAKER, DOCUMENTS, INTERVAL_S, SECONDS, Growth, breaker_open
 
 SKIPPED = "vllm:terrace_blocks_skipped"
 _ALL = DOCUMENTS | {SKIPPED: ("Blocks whose save was given up: the store was slower than the engine, or failed.", ("tier",))}
@@ -20,7 +20,8 @@ _ALL = DOCUMENTS | {SKIPPED: ("Blocks whose save was given up: the store was slo
 
 @dataclass
 class ConnectorStats(KVConnectorStats):
-    """By metric and labels, as JSON since it travels between processes: a number, or times."""
+    """Values by metric and labels, as JSON because it is sent between processes: a number, or
+    times."""
 
     def reset(self) -> None:
         self.data: dict[str, Any] = {}
@@ -50,22 +51,22 @@ class ConnectorStats(KVConnectorStats):
 
 
 class ConnectorFigures:
-    """The figures of one side between one report and the next."""
+    """The figures of one side since its last report."""
 
     def __init__(self, side: str) -> None:
         self._side = side
         self._growth = Growth()
-        # From any thread.
+        # Appended from any thread.
         self._times: deque[tuple[str, float]] = deque()
         self._skipped = 0
         self._due = 0.0
 
     def note(self, completed: Completed) -> None:
-        """Remembers how long a job took."""
+        """Records the duration of a job."""
         self._times.append((completed.kind, completed.seconds))
 
     def take(self, transfers: Transfers, store: Store, *, skipped: int = 0) -> ConnectorStats | None:
-        """What has come since the last time; None if that is not long ago."""
+        """The figures since the last call; None if that was too recent."""
         now = time.monotonic()
         if now < self._due:
             return None
@@ -79,7 +80,7 @@ class ConnectorFigures:
         if skipped > self._skipped:
             data[json.dumps([SKIPPED, self._side])] = skipped - self._skipped
             self._skipped = skipped
-        data[json.dumps([BREAKER, self._side])] = int(is_left_alone(store))
+        data[json.dumps([BREAKER, self._side])] = int(breaker_open(store))
         return ConnectorStats(data=data)
 
 

@@ -9,9 +9,10 @@ import torch
 
 from .._native import ConfigError
 
-# Memory on the device that blocks are gathered in, for each direction: what one copy over the link moves.
+# Device memory in which blocks are gathered, for each direction: the amount of one copy over the
+# link.
 BOUNCE_BYTES = 64 << 20
-# Types that blocks are copied as, whatever they hold: the widest one that divides everything.
+# Types as which blocks are copied: the widest one that divides all sizes is used.
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
@@ -30,19 +31,21 @@ class Stream(Protocol):
 
 
 class Device(Protocol):
-    """The device that has the engine's blocks. All methods concern the calling thread and its current stream."""
+    """The device with the engine's blocks. All methods concern the calling thread and its current
+    stream."""
 
     def enter(self) -> None:
-        """Makes this the thread's device. Otherwise the first call would take memory of another one."""
+        """Makes this the thread's device. Otherwise the first call would allocate memory on another
+        one."""
 
     def mark(self) -> Event:
-        """The end of all work that is queued so far."""
+        """Records an event behind all queued work."""
 
     def hold(self, event: Event) -> None:
-        """Lets work that is queued from now on wait for the event."""
+        """Makes later work wait for the event."""
 
     def stream(self) -> Stream:
-        """Another stream."""
+        """Creates another stream."""
 
 
 class _Passed:
@@ -51,7 +54,7 @@ class _Passed:
 
 
 class Host:
-    """A host does everything at once."""
+    """A host runs everything synchronously."""
 
     def enter(self) -> None:
         return
@@ -71,7 +74,7 @@ class Host:
 
 
 class Accelerator:
-    """A device with streams, as PyTorch knows them."""
+    """A device with streams, through PyTorch."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -104,7 +107,7 @@ class _AcceleratorStream:
 
 
 def device_of(tensor: torch.Tensor) -> Device:
-    """The device that a tensor is on."""
+    """The device of a tensor."""
     return Host() if tensor.device.type == "cpu" else Accelerator(tensor.device)
 
 
@@ -118,9 +121,9 @@ class Layers:
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         sizes = [tensor[0].numel() * tensor.element_size() for tensor in tensors]
         self.block_bytes = sum(sizes)
-        """The bytes of a block in all layers."""
+        """Bytes of a block in all layers."""
         self.device = tensors[0].device
-        """Where they are."""
+        """Device of the tensors."""
         for word in _WORDS:
             try:
                 self._tensors = [tensor.view(word) for tensor in tensors]
@@ -154,14 +157,15 @@ class Layers:
 
 
 class Copies:
-    """Copies in one direction, on a stream of their own. Blocks are gathered on the device, so that what crosses the link
-    is few and large."""
+    """Copies in one direction, on a separate stream. Blocks are gathered on the device, so that
+    transfers over the link are few and large."""
 
     def __init__(self, layers: Layers, staging: torch.Tensor, stream: Stream) -> None:
         self._layers, self._staging, self._stream = layers, staging, stream
-        # Half of a direction's pages, so that one copy runs while the pages of another are stored or read.
+        # Half of a direction's pages, so that one copy runs while the pages of another are stored
+        # or read.
         self.blocks_max = max(1, min(BOUNCE_BYTES // layers.block_bytes, len(staging) // 4))
-        """How many blocks a call copies at most."""
+        """Largest number of blocks per call."""
         self._bounce = torch.empty((self.blocks_max, layers.block_bytes), dtype=torch.uint8, device=layers.device)
 
     def to_staging(self, blocks: list[int], pages: list[int], after: Event) -> Event:
@@ -185,13 +189,13 @@ class Copies:
         return self._stream.run(work, after)
 
     def _index(self, blocks: list[int]) -> torch.Tensor:
-        # From pageable memory the copy would wait for the stream.
+        # A copy from pageable memory would wait for the stream.
         is_away = self._layers.device.type != "cpu"
         return torch.tensor(blocks, pin_memory=is_away).to(self._layers.device, non_blocking=True)
 
 
 def _runs(pages: list[int]) -> Iterator[tuple[int, int, int]]:
-    """Pages that follow each other: where they are in the list, the first one, and how many."""
+    """Runs of consecutive pages: the place in the list, the first page, and the count."""
     start = 0
     for at in range(1, len(pages) + 1):
         if at == len(pages) or pages[at] != pages[at - 1] + 1:

@@ -56,9 +56,9 @@ ERROR = "hidden_states_error"
 
 _ENDED_BADLY = (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_IGNORED, RequestStatus.FINISHED_ERROR)
 
-# A request that comes when this long nothing was heard of the writer waits for a step that brings news.
+# If the writer has not reported for this time, a new request waits for a step with a report.
 _NEWS_S = 1.0
-# But not for longer than this.
+# Upper bound of that wait.
 _NEWS_PATIENCE_S = 5.0
 
 
@@ -75,14 +75,14 @@ class Save:
 
 @dataclass
 class Saves(KVConnectorMetadata):
-    """What the scheduler tells the worker in a step."""
+    """Message of the scheduler to the worker in a step."""
 
     saves: list[Save] = field(default_factory=list)
 
 
 @dataclass
 class News(KVConnectorWorkerMetadata):
-    """How the writer is: what the worker that has it tells the scheduler in a step."""
+    """Status of the writer: message of the worker that has it to the scheduler in a step."""
 
     status: WriterStatus
 
@@ -103,7 +103,7 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
                 '\'{"method": "extract_hidden_states", "num_speculative_tokens": 1, ...}\''
             )
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
-        # Engines that share the work each have a producer's number of their own.
+        # Data-parallel engines need distinct producer numbers.
         settings = HiddenStatesSettings.of(extra, engine=vllm_config.parallel_config.data_parallel_index)
         shape, group = shape_of(vllm_config), group_of(kv_cache_config)
         block_size = kv_cache_config.kv_cache_groups[group].kv_cache_spec.block_size
@@ -114,7 +114,7 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
         else:
             self._worker = _Worker(settings, shape, block_size)
 
-    # What the scheduler asks.
+    # Called on the scheduler side.
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         assert self._scheduler is not None
@@ -142,17 +142,18 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduler.finished(request, block_ids)
 
     def get_finished_count(self) -> int:
-        # Every request is saved by one worker, however many there are.
+        # One worker saves every request, whatever their number.
         return 1
 
-    # What the worker is told.
+    # Called on workers.
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         from vllm.model_executor.models.extract_hidden_states import CacheOnlyAttentionLayer
 
         assert self._worker is not None
         layers = get_layers_from_vllm_config(self._vllm_config, CacheOnlyAttentionLayer, list(kv_caches))
-        # All ranks of a tensor have the same hidden states, and stages before the last have none.
+        # All tensor-parallel ranks have the same hidden states, and pipeline stages before the last
+        # have none.
         if layers and get_tensor_model_parallel_rank() == 0:
             (name,) = layers
             self._worker.open(kv_caches[name])
@@ -184,7 +185,7 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
         if self._worker is not None:
             self._worker.close()
 
-    # What others are told.
+    # Metrics.
 
     def get_kv_connector_stats(self) -> HiddenStatesStats | None:
         if self._worker is not None:
@@ -203,12 +204,13 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
-        # The hidden states of a token side by side, as they are in a sample. Others work, and cost a slower copy.
+        # The hidden states of a token are contiguous, as in a sample. Other layouts work with a
+        # slower copy.
         return "LBNHC"
 
 
 class _Scheduler:
-    """What the scheduler's side knows: what was promised, and what it last heard of the writer."""
+    """State of the scheduler side: the promised samples, and the last report of the writer."""
 
     def __init__(self, settings: HiddenStatesSettings, shape: Shape, group: int, block_size: int) -> None:
         self._settings = settings
@@ -217,19 +219,20 @@ class _Scheduler:
         self._block_size = block_size
         self._status = WriterStatus()
         self._heard_at = time.monotonic()
-        # Room in the store for requests that run; nothing for those that had waited for it in vain.
+        # Store space reserved for running requests; 0 for those that have waited too long for it.
         self._reserved: dict[str, int] = {}
         self._held_since: dict[str, float] = {}
         self._secret = settings.secret()
         self._saves: list[Save] = []
-        # What the worker was told since it last told how much it has.
+        # Bytes sent to the worker since its last report.
         self._told_bytes = 0
-        # And what that takes of the store.
+        # The store space that they take.
         self._told_stored = 0
         self._refused = 0
 
     def admits(self, request: Request) -> bool:
-        """Whether the request may begin. It waits for news if those there are are old, and for room."""
+        """Whether the request may start. It waits for a report if the last one is old, and for
+        space in the store."""
         if request.request_id in self._reserved or not _wants(request):
             return True
         now = time.monotonic()
@@ -243,7 +246,7 @@ class _Scheduler:
         if not has_room and self._status.error is None and waited < self._settings.hold_s:
             return False
         del self._held_since[request.request_id]
-        # Whether it is promised is decided in the end; until then nobody else gets the room.
+        # The promise is made at the end; until then the space stays reserved.
         self._reserved[request.request_id] = nbytes if has_room else 0
         return True
 
@@ -254,7 +257,7 @@ class _Scheduler:
         return Saves(saves)
 
     def hear(self, status: WriterStatus) -> None:
-        # What the worker was told in the same step is in the figures.
+        # The report includes the samples sent in the same step.
         self._status, self._heard_at = status, time.monotonic()
         self._told_bytes = self._told_stored = 0
 
@@ -264,10 +267,10 @@ class _Scheduler:
         if request.status in _ENDED_BADLY or not _wants(request):
             return False, None
         try:
-            # What others have reserved is not taken from them.
+            # Space reserved for other requests is not used.
             save = self._promise(request, block_ids, 0 if has_room else sum(self._reserved.values()))
         except Exception as error:  # noqa: BLE001
-            # Whatever it is, the request has its answer.
+            # Whatever the error, the request gets its response.
             self._refused += 1
             return False, {ERROR: str(error)}
         self._saves.append(save)
@@ -283,7 +286,7 @@ class _Scheduler:
             raise ValueError("a prompt of embeddings has no token ids to store hidden states with")
         token_ids = list(request.prompt_token_ids)
         if params.get("include_output_tokens", False):
-            # The last token was never put in, so it has no hidden state.
+            # The last token was not an input, so it has no hidden state.
             token_ids = list(request.all_token_ids)[:-1]
         blocks = list(block_ids[self._group]) if self._group < len(block_ids) else []
         if len(blocks) * self._block_size < len(token_ids):
@@ -304,7 +307,7 @@ class _Scheduler:
         return Save(request.request_id, ref.text, token_ids, blocks, nbytes)
 
     def _owner(self) -> int | None:
-        """The number of the producer. Without a configured one, the worker takes one that is free."""
+        """The number of the producer. Without a configured one, the worker takes a free one."""
         return self._status.owner if self._settings.owner is None else self._settings.owner
 
     def _stored(self, save: Save) -> int:
@@ -315,8 +318,8 @@ class _Scheduler:
         promised = self._told_bytes + sum(save.bytes for save in self._saves) + self._shape.sample_bytes(tokens)
         if (waiting := self._status.backlog_bytes + promised) > settings.backlog:
             return f"the store is slow: {waiting} bytes would wait for it, and backlog is {settings.backlog}"
-        # At the most: a sample ends with a part of a slot, and has its token ids and its notes in slots of their own. Samples
-        # that are being put count twice for a moment.
+        # Upper bound: a sample ends with a partial slot, and has its token ids and its notes in
+        # separate slots. Samples that are being put count twice for a moment.
         stored = self._status.backlog_bytes + 4 * settings.object_max * self._status.backlog_samples
         stored += self._told_stored + sum(self._stored(save) for save in self._saves)
         stored += self._shape.stored_bytes(tokens, settings.object_max)
@@ -329,7 +332,7 @@ class _Scheduler:
 
 
 class _Worker:
-    """What a worker's side has, if it is the one that saves: the cache of hidden states, and the writer."""
+    """State of the worker that saves: the cache of hidden states, and the writer."""
 
     def __init__(self, settings: HiddenStatesSettings, shape: Shape, block_size: int) -> None:
         self._settings = settings
@@ -343,7 +346,7 @@ class _Worker:
         found = (*cache.shape[1:], kind_of(cache)[0])
         expected = (self._shape.layers, self._block_size, self._shape.hidden_size, self._shape.dtype)
         if found != expected:
-            # The scheduler's side promises by what it expects.
+            # The scheduler side promises by the expected shape.
             raise ValueError(f"vLLM keeps hidden states as {found}, and {expected} was expected of this model")
         self._cache = cache
         if cache.is_cuda:
@@ -354,7 +357,7 @@ class _Worker:
         )
 
     def save(self, saves: list[Save]) -> set[str]:
-        """Takes what is to be saved, and answers which requests' blocks are not needed any more."""
+        """Accepts saves, and returns the requests whose blocks are no longer needed."""
         if self._writer is None:
             return set()
         done = set()
@@ -393,10 +396,10 @@ class _Worker:
     def _copy_of(
         self, promise: FeatureRef, token_ids: list[int], blocks: list[int]
     ) -> Callable[[], Mapping[str, torch.Tensor]]:
-        """What copies hidden states out of the cache, on another thread."""
+        """Returns a function that copies hidden states out of the cache, on another thread."""
         ready = None
         if self._stream is not None:
-            # Not before what the model has begun is done.
+            # After the work that the model has queued.
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record()
 
@@ -410,7 +413,7 @@ class _Worker:
 
 
 def group_of(kv_cache_config: KVCacheConfig) -> int:
-    """Which of vLLM's cache groups has the hidden states: one of their own, or the only one."""
+    """vLLM's cache group with the hidden states: a separate one, or the only one."""
     groups = kv_cache_config.kv_cache_groups
     found = [number for number, group in enumerate(groups) if isinstance(group.kv_cache_spec, HiddenStateCacheSpec)]
     if len(found) == 1:
@@ -423,10 +426,10 @@ def group_of(kv_cache_config: KVCacheConfig) -> int:
 
 
 def shape_of(vllm_config: VllmConfig) -> Shape:
-    """What vLLM keeps of each token."""
+    """Shape and type of vLLM's hidden states per token."""
     hidden = vllm_config.speculative_config.draft_model_config.hf_config
     cache_dtype = vllm_config.cache_config.cache_dtype
-    # Hidden states are not quantised, whatever is done to the KV.
+    # Hidden states are not quantised, whatever the type of the KV.
     known = cache_dtype if cache_dtype in ("bfloat16", "float16") else "auto"
     dtype = kv_cache_dtype_str_to_dtype(known, vllm_config.model_config)
     name, _ = kind_of(torch.empty(0, dtype=dtype))
@@ -439,7 +442,7 @@ def _wants(request: Request) -> bool:
 
 
 def _tokens_most(request: Request) -> int:
-    """How many tokens a sample of the request may have."""
+    """The largest number of tokens in a sample of the request."""
     with_output = (request.kv_transfer_params or {}).get("include_output_tokens", False)
     tokens = int(request.num_prompt_tokens)
     return tokens + int(request.max_tokens) if with_output else tokens

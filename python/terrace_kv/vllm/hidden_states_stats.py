@@ -1,4 +1,4 @@
-"""What vLLM logs and exports about hidden states in a feature store."""
+"""Statistics of hidden states in a feature store, for vLLM's log and metrics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BUCKETS = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0]
 
 
 class HiddenStatesStats(KVConnectorStats):
-    """What has happened in a while: sums, and how long each sample took from its promise to the store."""
+    """Events of an interval: sums, and the time of each sample from its promise to the store."""
 
     data: dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""Names of blocks: what computes them, and the hashes of their tokens."""
+"""Names of blocks: the identity of the model that computes them, and the hashes of their tokens."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any
 
 from ..transfers import key_of
 
-# Under the name that vLLM shows what is logged of.
+# The logger name that vLLM configures.
 logger = logging.getLogger("vllm.terrace")
 
 
 class Lineage:
-    """What computes the blocks of an engine. It changes when vLLM resets its caches, because weights may be others then."""
+    """Identity of the model that computes an engine's blocks. It changes when vLLM resets its
+    caches, because the weights may change then."""
 
     def __init__(self, identity: str) -> None:
         self._suffix = hashlib.sha256(identity.encode()).digest()[:16]
@@ -24,18 +25,18 @@ class Lineage:
         logger.info("Terrace: engines that share KV with this one have the identity %s", self)
 
     def watch(self, pool: Any) -> None:
-        """Watches vLLM's own prefix cache: it can be reset without a word to connectors."""
+        """Watches vLLM's own prefix cache: it can be reset without a notice to connectors."""
         self._pool, self._cached = pool, _cached(pool)
 
     def was_reset(self) -> bool:
-        """Whether vLLM has reset its own prefix cache since it was asked last."""
+        """Whether vLLM has reset its own prefix cache since the last call."""
         if self._pool is None:
             return False
         before, self._cached = self._cached, _cached(self._pool)
         return self._cached is not before
 
-    def begin_anew(self) -> None:
-        """Gives blocks other names from now on, which no other process has."""
+    def reset(self) -> None:
+        """Changes the names of blocks to unique ones from now on."""
         self._suffix = hashlib.sha256(key_of(self._suffix, os.urandom(16))).digest()[:16]
         self._cached = _cached(self._pool)
         logger.info("Terrace: the cache was reset, so KV of before is not read any more, and what follows is not shared")

@@ -1,4 +1,4 @@
-"""What the adapters tell through vLLM's own metrics."""
+"""Metrics of the adapters in vLLM's own metrics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DOCUMENTS = {
 }
 
 
-# vLLM asks in every step, on the scheduler's thread; so often nobody reads it.
+# vLLM polls in every step on the scheduler's thread; this interval suffices for readers.
 INTERVAL_S = 0.1
 
 
@@ -47,13 +47,13 @@ def definitions() -> dict[str, Any]:
 
 
 class Growth:
-    """How much counters have grown since they were last asked for."""
+    """Increases of counters since the last call."""
 
     def __init__(self) -> None:
         self._before: dict[tuple[str, ...], float] = {}
 
     def of(self, transfers: Transfers) -> dict[tuple[str, ...], float]:
-        """By metric and its labels after the tier; without what has not grown."""
+        """Increases by metric and labels behind the tier; unchanged counters are omitted."""
         totals: dict[tuple[str, ...], float] = {}
         for operation, told in transfers.stats().items():
             totals[OBJECTS, operation, "hit"] = told["hits"]
@@ -67,7 +67,7 @@ class Growth:
 
 
 class TierFigures:
-    """The figures of one tier between one report and the next."""
+    """The figures of one tier since its last report."""
 
     def __init__(self, tier: str) -> None:
         self._tier = tier
@@ -76,12 +76,13 @@ class TierFigures:
         self._times: list[tuple[str, float]] = []
 
     def note(self, completed: Completed) -> None:
-        """Remembers how long a job took."""
+        """Records the duration of a job."""
         self._times.append((completed.kind, completed.seconds))
 
     def take(self, transfers: Transfers, store: Store) -> Any:
-        """What has come since the last time, as vLLM collects it; None if that is not long ago and there is more to
-        come: the last jobs before an engine is idle are told at once, because nobody asks again then."""
+        """The figures since the last call, in vLLM's form. None if that was too recent and jobs are
+        still in flight: the last jobs before an engine is idle are reported at once, because
+        vLLM does not poll then."""
         now = time.monotonic()
         if now < self._due and (not self._times or transfers.pending()):
             return None
@@ -94,11 +95,11 @@ class TierFigures:
         for kind, seconds in self._times:
             stats.observe_histogram(SECONDS, seconds, (self._tier, kind))
         self._times.clear()
-        stats.set_gauge(BREAKER, int(is_left_alone(store)), (self._tier,))
+        stats.set_gauge(BREAKER, int(breaker_open(store)), (self._tier,))
         return stats
 
 
-def is_left_alone(store: Store) -> bool:
+def breaker_open(store: Store) -> bool:
     """Whether the circuit breaker is open."""
     guard = store.stats().get("guard") or {}
     return guard.get("breaker") == "open"

@@ -20,17 +20,17 @@ from ..transfers import Completed, Region, Transfers
 from .blocks import Run, keys_of
 from .copies import Copies, Device, Event
 
-# Under the name that vLLM shows what is logged of.
+# The logger name that vLLM configures.
 logger = logging.getLogger("vllm.terrace")
 
-# How often events of streams are queried while some are awaited: they wake nobody.
+# Interval at which pending stream events are queried: they wake no thread.
 QUERY_INTERVAL_MS = 1
-# Copies of one direction that a stream has at a time: enough to keep it busy, and few to wait for.
+# Copies of one direction in a stream at a time: enough to keep it busy, and few to wait for.
 COPIES_IN_FLIGHT_MAX = 2
 
 
 class _Block(NamedTuple):
-    """A block of a request, by its number in it, its name, and where it is."""
+    """A block of a request: its number in it, its name, and its place."""
 
     request: str
     number: int
@@ -39,35 +39,36 @@ class _Block(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """Blocks and the pages of staging memory that they pass through."""
+    """Blocks, and the pages of staging memory that they pass through."""
 
     blocks: list[_Block]
     pages: list[int]
     after: Event
-    """For saves, when the blocks are written; for loads, when they may be."""
+    """For saves, the event after which the blocks are written; for loads, after which they may be
+    overwritten."""
 
 
 @dataclass
 class _Load:
-    """What a request still waits for."""
+    """Pending loads of a request."""
 
     blocks: list[_Block]
     after: Event
     waiting: deque[_Block]
-    """Those that no job loads yet."""
+    """Blocks that no job loads yet."""
     under_way: int = 0
 
 
 @dataclass
 class Outcome:
-    """What has ended since the last time."""
+    """Events since the last call."""
 
     received: set[str] = field(default_factory=set)
-    """Requests whose blocks are loaded, or known not to come."""
+    """Requests whose blocks are loaded or have failed."""
     lost: set[int] = field(default_factory=set)
-    """Where blocks should be that did not come."""
+    """Places of blocks that failed to load."""
     sent: set[str] = field(default_factory=set)
-    """Requests that have ended, and whose blocks may be overwritten."""
+    """Ended requests whose blocks may be overwritten."""
     over: dict[str, int] = field(default_factory=dict)
     """By request: blocks to save that may be overwritten."""
     missing: dict[str, int] = field(default_factory=dict)
@@ -79,7 +80,7 @@ class Outcome:
 
 
 class _Pool:
-    """Pages of staging memory that are not in use, in order: neighbours are copied together."""
+    """Free pages of staging memory, in order, so that neighbours are copied together."""
 
     def __init__(self, pages: Iterable[int]) -> None:
         self._free = list(pages)
@@ -95,10 +96,12 @@ class _Pool:
 
 
 class Mover:
-    """Moves blocks. Its queues are no longer than the engine has blocks: the engine keeps those that are queued.
+    """Moves blocks. Its queues are no longer than the engine has blocks: the engine keeps those
+    that are queued.
 
-    Staging memory is divided into halves, so that saves never keep loads waiting. A page is used again only when its copy
-    and its job have ended. Methods without underscore are for the engine's thread, and do not wait for copies.
+    Staging memory is divided into halves, so that saves do not delay loads. A page is used again
+    only when its copy and its job have ended. Methods without underscore are for the engine's
+    thread, and do not wait for copies.
     """
 
     def __init__(
@@ -115,9 +118,9 @@ class Mover:
         self._device, self._saving, self._loading, self._note = device, saving, loading, note
         pages = region.bytes // region.page_bytes
         self._for_loads, self._for_saves = _Pool(range(pages // 2)), _Pool(range(pages // 2, pages))
-        # What the engine's thread wants, in order.
+        # Requests of the engine's thread, in order.
         self._inbox: deque[Callable[[], None]] = deque()
-        # For all that follows, up to the outcome.
+        # Guards all following fields, up to the outcome.
         self._turn = threading.Lock()
         self._saves: deque[tuple[_Block, Event]] = deque()
         self._loads: dict[str, _Load] = {}
@@ -135,8 +138,8 @@ class Mover:
         self._thread.start()
 
     def save(self, runs: list[Run], leaving: set[str]) -> None:
-        """Saves blocks as soon as the work that is queued on the current stream has ended, and tells of requests that are
-        leaving when their blocks may be overwritten."""
+        """Saves blocks as soon as the work queued on the current stream has ended, and reports
+        leaving requests when their blocks may be overwritten."""
         if not runs and not leaving:
             return
         after = self._device.mark()
@@ -150,7 +153,7 @@ class Mover:
         self._tell(take)
 
     def load(self, runs: list[Run]) -> None:
-        """Loads blocks, and writes to them when the work that is queued on the current stream has ended."""
+        """Loads blocks, and writes to them when the work queued on the current stream has ended."""
         if not runs:
             return
         after = self._device.mark()
@@ -163,14 +166,15 @@ class Mover:
         self._tell(take)
 
     def wait_for_loads(self, names: set[str]) -> None:
-        """Waits until the loads of these requests have ended, which the store's deadlines bound."""
+        """Waits until the loads of these requests have ended, which is bounded by the store's
+        deadlines."""
         with self._told:
             self._told.wait_for(lambda: names <= self._outcome.received)
             self._outcome.received -= names
 
     def abandon(self, names: set[str]) -> None:
-        """Does not read blocks of these requests any more: what was not copied is not saved, and the current stream waits
-        for copies that have begun."""
+        """Stops reading blocks of these requests: blocks that were not copied are not saved, and
+        the current stream waits for copies in flight."""
         with self._turn:
             self._take_inbox()
             dropped = [block for block, _ in self._saves if block.request in names]
@@ -182,13 +186,14 @@ class Mover:
         self._wake_up()
 
     def take_outcome(self) -> Outcome:
-        """What has ended since the last time."""
+        """The events since the last call."""
         with self._told:
             outcome, self._outcome = self._outcome, Outcome()
         return outcome
 
     def close(self, patience_s: float) -> bool:
-        """Waits for what is under way, and ends the thread. Returns whether everything has ended in time."""
+        """Waits for work in flight, and ends the thread. Returns whether everything has ended in
+        time."""
         until = time.monotonic() + patience_s
         while not self._is_idle() and time.monotonic() < until:
             time.sleep(0.005)
@@ -217,7 +222,8 @@ class Mover:
         changes.register(self._wake, select.POLLIN)
         changes.register(self._transfers.event_fd(), select.POLLIN)
         self._device.enter()
-        # Engines make their tensors in this mode, and then only this mode may change them.
+        # Engines create their tensors in this mode, and then only code in this mode may change
+        # them.
         with torch.inference_mode():
             while not self._is_closing:
                 awaits_event = self._advance()
@@ -228,7 +234,7 @@ class Mover:
                     pass
 
     def _advance(self) -> bool:
-        """Does what can be done at once. Returns whether an event of a stream is awaited."""
+        """Does all work that is possible at once. Returns whether a stream event is pending."""
         with self._turn:
             self._take_inbox()
             try:
@@ -284,7 +290,7 @@ class Mover:
             self._lost(lost)
 
     def _lost(self, blocks: list[_Block]) -> None:
-        """Blocks will not come. Those behind them would be computed again even if they did."""
+        """Fails blocks, and those behind them, which would be computed again anyway."""
         with self._told:
             for block in blocks:
                 _lower(self._outcome.missing, block)
@@ -330,7 +336,8 @@ class Mover:
                 self._jobs[job] = _Batch(blocks, pages, load.after)
 
     def _begin_copies(self) -> None:
-        # A copy is queued only when it can begin: a stream that waits fills up, and then who queues would wait as well.
+        # A copy is queued only when it can start: the queue of a waiting stream fills up, and then
+        # queueing blocks.
         copying = self._copying[False]
         while self._loaded and len(copying) < COPIES_IN_FLIGHT_MAX and self._loaded[0].after.query():
             batch = self._loaded.popleft()
@@ -351,7 +358,7 @@ class Mover:
                 self._saves.popleft()
 
     def _over(self, blocks: Iterable[_Block]) -> None:
-        """The engine's memory of these blocks is not read any more."""
+        """Marks these blocks as no longer read."""
         with self._told:
             for block in blocks:
                 self._outcome.over[block.request] = self._outcome.over.get(block.request, 0) + 1
@@ -368,14 +375,14 @@ class Mover:
                 self._outcome.sent |= gone
 
     def _failed(self, blocks: Iterable[_Block]) -> None:
-        """Blocks could not be saved."""
+        """Records blocks that could not be saved."""
         with self._told:
             for block in blocks:
                 _lower(self._outcome.failed, block)
                 self._outcome.unsaved.append(block.hash)
 
     def _give_up(self) -> None:
-        """Fails everything: a request that waits must not wait for ever."""
+        """Fails all work: a request must not wait for ever."""
         saves = [block for block, _ in self._saves]
         saves += [block for _, batch in self._copying[True] for block in batch.blocks]
         self._saves.clear()

@@ -1,4 +1,4 @@
-"""The namespace of what a vLLM engine stores."""
+"""The namespaces of a vLLM engine's objects."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 def tier_namespace(
     offloading: Any, row_bytes: int, vllm_config: VllmConfig | None, settings: Mapping[str, Any]
 ) -> bytes:
-    """Of rows of vLLM's host cache, as ``OffloadingConfig`` describes them: a row has all ranks of an engine."""
+    """The namespace of rows of vLLM's host cache, as ``OffloadingConfig`` describes them: a row has
+    all ranks of an engine."""
     parallel, is_canonical = offloading.parallel, getattr(offloading, "canonical_layout", False)
-    # Bytes that are the same for any number of ranks: vLLM has checked each layer's layout for it then.
+    # Bytes that are the same for any number of ranks: vLLM has checked the layout of each layer
+    # then.
     is_for_any = bool(is_canonical and parallel.is_parallelism_agnostic)
     layout: dict[str, Any] = {
         "row_bytes": row_bytes,
@@ -53,9 +55,10 @@ def tier_namespace(
 def connector_namespace(
     vllm_config: VllmConfig, layers: Mapping[str, str], block_tokens: int, settings: Mapping[str, Any]
 ) -> bytes:
-    """Of blocks of one rank, which is named in every key; ``layers`` say how the KV of each lies in a block. What is computed
-    is in the names of blocks (:func:`connector_identity`), which the scheduler gives to workers: starting a model may change
-    the configuration that a worker has."""
+    """The namespace of blocks of one rank, which is part of every key; ``layers`` describe the
+    layout of each layer's KV in a block. The identity of the model is in the names of blocks
+    (:func:`connector_identity`), which the scheduler sends to workers: loading a model may
+    change a worker's configuration."""
     parallel = vllm_config.parallel_config
     degrees = {
         "world_size": parallel.world_size,
@@ -80,18 +83,18 @@ def connector_namespace(
 
 
 def connector_identity(vllm_config: VllmConfig, settings: Mapping[str, Any]) -> str:
-    """What KV is computed by, as the scheduler's process knows it."""
+    """The identity of the model that computes KV, as known in the scheduler's process."""
     return canonical(_model(vllm_config.model_config.model, vllm_config, settings))
 
 
 def _model(name: str, vllm_config: VllmConfig | None, settings: Mapping[str, Any], *, is_for_any: bool = False) -> dict[str, Any]:
-    """What both kinds of objects depend on alike."""
+    """The dependencies common to both kinds of objects."""
     told = settings.get("weights")
     if told is not None and not isinstance(told, str):
         raise ConfigError(f'"weights" must be a name for the weights, not {told!r}')
     salt = {"salt": str(settings.get("salt", ""))}
     if vllm_config is None:
-        # How the engine was started is not known then, so whatever may differ must be said.
+        # The engine's arguments are unknown then, so every possible difference must be configured.
         if told is None:
             raise ConfigError(
                 "this version of vLLM does not pass the loaded weights to tiers: name them, like "
@@ -101,7 +104,7 @@ def _model(name: str, vllm_config: VllmConfig | None, settings: Mapping[str, Any
     model = vllm_config.model_config
     return {
         "hash_algorithm": f"{vllm_config.cache_config.prefix_caching_hash_algo} from {_hash_seed()}",
-        # Weights that are named by what they are may lie in another folder elsewhere.
+        # Weights are identified by content, so the same ones may be in another folder elsewhere.
         "model": "by weights",
         "weights": _weights(vllm_config, told),
         "dtype": str(model.dtype),
@@ -111,7 +114,7 @@ def _model(name: str, vllm_config: VllmConfig | None, settings: Mapping[str, Any
 
 
 def _configuration(vllm_config: VllmConfig, *, is_for_any: bool) -> str:
-    """The engine, what it was told, and what it runs on."""
+    """The engine, its arguments, and its hardware."""
     import vllm
 
     kept_out = left_out.LEFT_OUT
@@ -128,7 +131,7 @@ def _configuration(vllm_config: VllmConfig, *, is_for_any: bool) -> str:
 
 
 def _hardware() -> list[str]:
-    """The processors: kernels are chosen by them."""
+    """The processors, which affect the choice of kernels."""
     import torch
     from vllm.platforms import current_platform
 
@@ -141,7 +144,7 @@ def _hardware() -> list[str]:
     ]
 
 
-# Formats that load what the model's name says: a folder, or a model of Hugging Face.
+# Formats that load the model by its name: a folder, or a Hugging Face model.
 _LOADS_THE_MODEL = (
     "auto", "bitsandbytes", "fastsafetensors", "gguf", "hf", "instanttensor", "mistral", "npcache", "pt", "runai_streamer",
     "safetensors", "sharded_state",
@@ -149,9 +152,9 @@ _LOADS_THE_MODEL = (
 
 
 def _weights(vllm_config: VllmConfig, told: str | None) -> str:
-    """What names the weights: what is seen of them, and what the operator has said.
+    """Identifies the weights: by their files, and by the operator's setting.
 
-    :raises ConfigError: if nothing does.
+    :raises ConfigError: if neither identifies them.
     """
     seen: list[str] = []
     try:
@@ -171,7 +174,7 @@ def _weights(vllm_config: VllmConfig, told: str | None) -> str:
                 "whenever their content changes"
             ) from error
     if vllm_config.weight_transfer_config is not None:
-        # A trainer sends weights that nothing here names, and vLLM does not say when.
+        # A trainer sends weights without an identity, and vLLM does not report when.
         seen.append(os.urandom(16).hex())
     return canonical([seen, told])
 
@@ -191,8 +194,9 @@ def _weights_seen(model: Any, load: Any) -> str:
 
 
 def caller_vllm_config() -> VllmConfig | None:
-    """The configuration of the engine that is being built, which vLLM hands to connectors but not to their tiers: it is
-    a variable of the connector that builds the tier. None where there is no such variable."""
+    """The configuration of the engine that is being built, which vLLM passes to connectors but not
+    to their tiers: it is a local variable of the connector that builds the tier. None if there
+    is no such variable."""
     frame = sys._getframe(1)
     while frame is not None:
         found = frame.f_locals.get("vllm_config")
@@ -204,7 +208,7 @@ def caller_vllm_config() -> VllmConfig | None:
 
 
 def _hash_seed() -> str:
-    """What the chain of block hashes begins with."""
+    """The start of the chain of block hashes."""
     from vllm.v1.core import kv_cache_utils
 
     seed = getattr(kv_cache_utils, "get_none_hash_seed", None)

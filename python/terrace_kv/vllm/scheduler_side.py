@@ -1,4 +1,5 @@
-"""The connector in the scheduler's process: which blocks the store has, and what workers are to move."""
+"""The connector in the scheduler's process: lookups of blocks in the store, and work for the
+workers."""
 
 from __future__ import annotations
 
@@ -12,15 +13,15 @@ from . import connector_metrics
 from .blocks import Blocks, Progress, Run, Steps
 from .lineage import Lineage
 
-# After this time a request saves again what could not be saved. Without a pause it would copy its whole prompt in every
-# step while the store is away.
+# Delay before a request saves again blocks that could not be saved. Without it, it would copy its
+# whole prompt in every step while the store is unreachable.
 RETRY_INTERVAL_S = 5.0
-# How long running requests wait for the blocks of ended ones that are still to be copied.
+# Longest time that running requests wait for blocks of ended ones that are still to be copied.
 SHORTAGE_PATIENCE_S = 0.1
-# The share of the engine's blocks that ended requests keep until they are copied, if they are several: what a store costs
-# at most that is slower than the engine.
+# Share of the engine's blocks that several ended requests may keep until they are copied: the cost
+# of a store that is slower than the engine.
 KEPT_SHARE_MAX = 0.125
-# How many blocks are remembered that were not saved, until a request finds them in the engine's own cache.
+# Number of unsaved blocks that are remembered until a request finds them in the engine's own cache.
 UNSAVED_MAX = 1 << 16
 
 
@@ -28,37 +29,38 @@ UNSAVED_MAX = 1 << 16
 class _Request:
     request: Any
     question: int | None = None
-    """The job that asks the store."""
+    """The lookup job."""
     asked: tuple[int, int] = (0, 0)
-    """From which block to which it asks."""
+    """First and last block of the lookup."""
     answer: int | None = None
-    """How many of them are there."""
+    """Number of leading blocks found."""
     first: int = 0
-    """The first block that is to be loaded."""
+    """First block to load."""
     is_new: bool = True
-    """Whether no step has computed anything of it."""
+    """Whether no step has computed any of it."""
     saved: int = 0
-    """How many blocks, from the first on, need not be handed to workers."""
+    """Number of leading blocks that need not be sent to workers."""
     parts: int = 0
-    """Parts of blocks that workers have been handed and have not copied yet."""
+    """Parts of blocks that were sent to workers and not copied yet."""
     dropped: int = 0
-    """How many of these were abandoned."""
+    """Number of these that were abandoned."""
     oldest: tuple[int, int] | None = None
-    """The lowest of the others' numbers, or a lower one, and where that block is."""
+    """Lower bound of the other blocks' numbers, and the place of that block."""
     retry_at: float = 0.0
-    """When blocks that could not be saved are handed over again."""
+    """Time at which blocks that could not be saved are sent again."""
     is_stale: bool = False
-    """Whether the caches were reset since it was admitted: its blocks may be of two lineages, and are not saved."""
+    """Whether the caches were reset since it was admitted: its blocks may be of two lineages, and
+    are not saved."""
 
     def drop(self) -> None:
-        """What workers have been handed is abandoned."""
+        """Abandons the parts sent to workers."""
         self.dropped = self.parts
         if self.oldest is not None:
             self.saved = min(self.saved, self.oldest[0])
             self.oldest = None
 
     def copied(self, parts: int) -> None:
-        """Workers do not need so many parts any more."""
+        """Records copied parts."""
         self.parts -= parts
         self.dropped = max(0, self.dropped - parts)
         if not self.parts:
@@ -68,7 +70,7 @@ class _Request:
 @dataclass
 class _Leaving:
     blocks: int
-    """What vLLM keeps of it."""
+    """State of an ended request whose blocks vLLM keeps."""
     parts: int
     """Parts of blocks that workers have not copied yet."""
 
@@ -81,15 +83,15 @@ class _State:
     leaving: dict[str, _Leaving] = field(default_factory=dict)
     """Requests that have ended and whose blocks vLLM keeps."""
     unsaved: dict[bytes, None] = field(default_factory=dict)
-    """Blocks that were not saved, the oldest first."""
+    """Unsaved blocks, the oldest first."""
 
 
 class SchedulerSide:
-    """Nothing here waits: a request whose blocks are being asked about is tried again in the next step.
+    """No method blocks: a request with a lookup in flight is tried again in the next step.
 
-    Blocks are handed to workers when they are whole. Until all workers have copied them, their memory must not be given to
-    another request: vLLM keeps the blocks of an ended request if it is asked to, and workers are told of all other blocks
-    before the step that may overwrite them.
+    Blocks are sent to workers when they are complete. Until all workers have copied them, their
+    memory must not be given to another request: vLLM keeps the blocks of an ended request on
+    request, and workers learn of all other blocks before the step that may overwrite them.
     """
 
     def __init__(self, blocks: Blocks, lineage: Lineage) -> None:
@@ -100,20 +102,21 @@ class SchedulerSide:
         self._figures = connector_metrics.ConnectorFigures("scheduler")
         self._state = _State()
         self._pool: Any = None
-        # Numbers of steps: the last one, the last one that loads, and the last one that is known to have ended.
+        # Step numbers: the last one, the last one that loads, and the last one known to have ended.
         self._number = self._loading = self._ended = 0
         self._skipped = 0
         self._short_since: float | None = None
 
     def bind_pool(self, pool: Any) -> None:
-        """Takes note of the engine's own prefix cache."""
+        """Sets the engine's own prefix cache."""
         self._pool = pool
         self._lineage.watch(pool)
 
     def reset(self) -> None:
-        """Called when the engine sleeps, or may have got other weights. KV of before is not found any more, and what requests
-        have computed so far is not saved. Blocks that workers have been handed keep the names that they had."""
-        self._lineage.begin_anew()
+        """Called when the engine sleeps or may have new weights. Earlier KV is no longer found, and
+        blocks that requests have computed so far are not saved. Blocks already sent to workers
+        keep their names."""
+        self._lineage.reset()
         self._state.unsaved.clear()
         for known in self._state.requests.values():
             known.question = known.answer = None
@@ -122,8 +125,8 @@ class SchedulerSide:
             known.is_new = known.is_stale = True
 
     def on_new_request(self, request: Any) -> None:
-        """Asks the store at once, before the scheduler looks at the request. What the engine has itself is not moved to
-        memory, but protected from eviction like what is read."""
+        """Looks the request up at once, before the scheduler considers it. Blocks that the engine
+        has itself are not read into memory, but protected from eviction."""
         self._reset_with_engine()
         known = self._state.requests.setdefault(request.request_id, _Request(request))
         if request.skip_reading_prefix_cache:
@@ -134,14 +137,15 @@ class SchedulerSide:
         self._ask(known, in_engine)
 
     def matched(self, request: Any, computed: int) -> tuple[int | None, bool]:
-        """How many tokens behind those that are computed the store has, whether they are loaded beside steps; None if
-        the store has not said yet."""
+        """The number of tokens in the store behind the computed ones, and whether they are loaded
+        asynchronously; None while the lookup is in flight."""
         self._reset_with_engine()
         self._take_answers()
         known = self._state.requests.setdefault(request.request_id, _Request(request))
-        # It begins at its first token.
+        # It starts at its first token.
         known.is_stale = False
-        # Some requests need what only computing gives: logprobs of the prompt, states of all tokens.
+        # Some requests need results that only computing gives: logprobs of the prompt, states of
+        # all tokens.
         if request.skip_reading_prefix_cache:
             return 0, False
         first = computed // self._blocks.tokens
@@ -160,7 +164,7 @@ class SchedulerSide:
         return tokens, bool(tokens) and self._blocks.is_async
 
     def allocated(self, request: Any, block_ids: list[int], external: int) -> None:
-        """Has blocks loaded. The second call for an asynchronous load says 0."""
+        """Schedules loads. The second call for an asynchronous load passes 0."""
         known = self._state.requests[request.request_id]
         count = external // self._blocks.tokens
         first, end = known.first, known.first + count
@@ -169,11 +173,11 @@ class SchedulerSide:
             run = Run(request.request_id, first, names, block_ids[first:end])
             self._state.steps.loads.append(run)
             known.saved = max(known.saved, end)
-        # What is learnt later is asked for again: the request may be preempted and come back.
+        # Looked up again later: the request may be preempted and return.
         known.answer = None
 
     def next_step(self, scheduled: Any) -> Steps:
-        """What workers are to do in a step."""
+        """The work of the workers in a step."""
         self._reset_with_engine()
         steps, self._state.steps = self._state.steps, Steps()
         self._number += 1
@@ -181,7 +185,7 @@ class SchedulerSide:
         if steps.loads:
             self._loading = self._number
         for name in scheduled.preempted_req_ids or ():
-            # Also if it has ended since: its blocks are others' already.
+            # Even if it has ended since: its blocks are already reused.
             steps.abandoned.add(name)
             if name in self._state.requests:
                 self._state.requests[name].drop()
@@ -196,15 +200,15 @@ class SchedulerSide:
             whole = min((computed[name] + tokens) // self._blocks.tokens, len(known.request.block_hashes))
             is_new, known.is_new = known.is_new, False
             if is_new:
-                # Blocks that were cached when the request came were handed over by who computed them.
+                # Blocks that were cached on arrival were sent by the requests that computed them.
                 known.saved = max(known.saved, computed[name] // self._blocks.tokens)
             may_have_moved = self._blocks.is_windowed and known.oldest is not None
             if not (may_have_moved or self._has_to_save(known, whole, now) or (is_new and self._state.unsaved)):
                 continue
-            # As long as the request.
+            # Present while the request lives.
             ids = scheduled.kv_connector_block_state.get_block_ids(name)[0]
             if known.oldest is not None and ids[known.oldest[0]] != known.oldest[1]:
-                # A window has left it behind.
+                # The block is outside of the attention window.
                 steps.abandoned.add(name)
                 known.drop()
             if is_new:
@@ -214,7 +218,8 @@ class SchedulerSide:
         return steps
 
     def ended(self, progress: Progress | None, left: Iterable[str]) -> None:
-        """Takes note of what all workers have done, and of the ended requests whose blocks vLLM does not keep any more."""
+        """Records the progress of all workers, and the ended requests whose blocks vLLM no longer
+        keeps."""
         state = self._state
         for name in left:
             state.leaving.pop(name, None)
@@ -236,12 +241,13 @@ class SchedulerSide:
         self._not_saved(progress.unsaved)
 
     def finished(self, request: Any, block_ids: list[int]) -> bool:
-        """Forgets a request. Returns whether vLLM is to keep its blocks until workers have copied them."""
+        """Removes a request. Returns whether vLLM must keep its blocks until workers have copied
+        them."""
         name, steps = request.request_id, self._state.steps
         known = self._state.requests.pop(name, None)
         if known is None:
             return False
-        # Of a request whose loads have failed, vLLM does not count what was computed from them.
+        # vLLM does not count blocks computed from failed loads.
         whole = min(request.num_computed_tokens // self._blocks.tokens, len(request.block_hashes), len(block_ids))
         if not known.is_new:
             if self._has_to_save(known, whole, time.monotonic()):
@@ -260,8 +266,8 @@ class SchedulerSide:
         return True
 
     def is_waiting_for_blocks(self) -> bool:
-        """Whether blocks of ended requests become free soon, so that no running request must be preempted. Called when
-        there are too few: saves that last too long are given up then."""
+        """Whether blocks of ended requests become free soon, so that no running request must be
+        preempted. Called on a shortage: saves that take too long are then abandoned."""
         leaving = self._state.leaving
         now = time.monotonic()
         if not leaving:
@@ -277,30 +283,30 @@ class SchedulerSide:
         return True
 
     def figures(self) -> Any:
-        """What has come since the last time."""
+        """The figures since the last call."""
         return self._figures.take(self._transfers, self._shared.store, skipped=self._skipped)
 
     def close(self) -> None:
-        """Questions under way are of no use any more."""
+        """Drops lookups in flight."""
         self._transfers.wait_idle(10.0)
         self._transfers.close()
         self._shared.close()
 
     def _may_save(self) -> bool:
-        """A step that waits for its loads computes from whatever came, so its blocks are handed over when all ranks have
-        said that everything came."""
+        """Whether blocks may be sent: a step that waits for its loads computes from whatever
+        arrived, so its blocks are sent after all ranks have reported success."""
         return self._blocks.is_async or self._loading <= self._ended
 
     def _has_to_save(self, known: _Request, whole: int, now: float) -> bool:
         return known.saved < whole and not known.is_stale and now >= known.retry_at and self._may_save()
 
     def _save(self, steps: Steps, known: _Request, whole: int, ids: list[int]) -> None:
-        """Hands over the blocks up to ``whole`` that were not handed over yet."""
+        """Sends the blocks up to ``whole`` that were not sent yet."""
         self._hand_over(steps, known, known.saved, whole, ids)
         known.saved = whole
 
     def _save_again(self, steps: Steps, known: _Request, ids: list[int]) -> None:
-        """Hands over what the engine has cached and the store was not given."""
+        """Sends blocks that the engine has cached and that were not saved."""
         if not self._state.unsaved or known.is_stale or not self._may_save():
             return
         for at, name in enumerate(self._lineage.names(known.request.block_hashes[: known.saved])):
@@ -333,12 +339,14 @@ class SchedulerSide:
             self.reset()
 
     def _limit(self, request: Any) -> int:
-        """At least one token must be computed, or there is nothing to choose the next one by."""
+        """The largest number of tokens to load: at least one must be computed to choose the next
+        one."""
         before_last: int = (request.num_tokens - 1) // self._blocks.tokens
         return min(before_last, len(request.block_hashes))
 
     def _in_engine(self, request: Any) -> int:
-        """How many blocks the engine has itself, by bisection: vLLM evicts the last blocks of a prefix first."""
+        """The number of blocks that the engine has itself, by bisection: vLLM evicts the last
+        blocks of a prefix first."""
         if self._pool is None:
             return 0
         low, high = 0, self._limit(request)
@@ -355,7 +363,7 @@ class SchedulerSide:
         if first >= limit:
             return
         names = self._lineage.names(known.request.block_hashes[first:limit])
-        # A block is there if the parts of all ranks are.
+        # A block exists if the parts of all ranks do.
         known.question = self._transfers.submit_exists(names, prefetch_to_memory=True, parts=self._blocks.ranks)
         known.asked, known.answer = (first, limit), None
         self._state.questions[known.question] = known.request.request_id

@@ -27,14 +27,15 @@ from ..transfers import Completed, Transfers
 from . import metrics, versions
 from .naming import caller_vllm_config, tier_namespace
 
-# Under the name that vLLM shows what is logged of.
+# The logger name that vLLM configures.
 logger = logging.getLogger("vllm.terrace")
 
-# Settings of the tier's own, beside those of the store.
+# Settings of the tier, beside those of the store.
 _KNOWN = ("weights", "salt", "locality")
-# How long the end of an engine may wait for a store that has not let go of the engine's memory.
+# Longest wait, at the end of an engine, for a store that still uses the engine's memory.
 _PATIENCE_S = 60.0
-# How many used chunks the store is told of in a step; of others in a later one, if they are used again.
+# Largest number of used chunks reported to the store in a step; others follow when they are used
+# again.
 _TOUCHED_MAX = 1 << 14
 
 
@@ -63,7 +64,7 @@ class TerraceTier(SecondaryTierManager):
         **settings: Any,
     ) -> None:
         versions.check(vllm.__version__)
-        # Versions without such detectors do not know the argument.
+        # Versions without such detectors do not have the argument.
         more = {} if backpressure_detector is None else {"backpressure_detector": backpressure_detector}
         super().__init__(offloading_spec, primary_kv_view, tier_type, **more)
         row_bytes = self.block_size_bytes
@@ -72,8 +73,8 @@ class TerraceTier(SecondaryTierManager):
         namespace = tier_namespace(offloading, row_bytes, caller_vllm_config(), settings)
         self._shared = open_store(settings, object_bytes=row_bytes, known=_KNOWN)
         self._transfers = Transfers(self._shared.store, namespace)
-        # By its address: the engine lets go of its view when it ends, and no array may stand in its way then. What the view
-        # is of keeps the memory for a store that comes late.
+        # Registered by address: the engine releases its view at its end, which a referencing array
+        # would prevent. The view's owner keeps the memory alive for a late store.
         address = np.frombuffer(primary_kv_view, np.uint8).ctypes.data
         self._region = self._transfers.register_address(address, rows * row_bytes, row_bytes, primary_kv_view.obj)
         self._look_up_anew()
@@ -86,15 +87,15 @@ class TerraceTier(SecondaryTierManager):
         logger.info("Terrace stores KV in %s: objects of %d bytes, namespace %s", settings["store"], row_bytes, namespace.hex())
 
     def _look_up_anew(self) -> None:
-        """Forgets what lookups have found."""
+        """Drops cached lookup results."""
         self._lookups = self._transfers.lookups(
             hit=LookupResult.HIT, miss=LookupResult.MISS, retry=LookupResult.RETRY
         )
-        # Called for every chunk: without a call in between.
+        # Called for every chunk, so it is bound without a wrapper.
         self.lookup = self._lookups.lookup  # type: ignore[method-assign, assignment]
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        """Whether the store has a chunk; not known before the step after the one that asks first."""
+        """Whether the store has a chunk; unknown until the step after the first lookup."""
         found: LookupResult = self._lookups.lookup(key, req_context)
         return found
 
@@ -109,7 +110,8 @@ class TerraceTier(SecondaryTierManager):
         self._jobs[number] = _Job(job_metadata.job_id, keys, True)
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
-        """What has ended. A job ends when the store has let go of its rows, even if it failed long before."""
+        """Ended jobs. A job ends when the store has released its rows, even if it failed long
+        before."""
         if not self._jobs:
             return ()
         return [self._ended(self._jobs.pop(completed.job), completed) for completed in self._transfers.drain()]
@@ -155,8 +157,8 @@ class TerraceTier(SecondaryTierManager):
         return RequestOffloadingContext()
 
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
-        """Chunks that vLLM finds in its own memory are not read from the store. It is told of their use, or the prefixes that
-        are used most would be evicted first."""
+        """Chunks that vLLM finds in its own memory are not read from the store. Their use is
+        reported, because otherwise the most used prefixes would be evicted first."""
         if len(self._touched) < _TOUCHED_MAX:
             self._touched.update(keys)
 
@@ -167,8 +169,8 @@ class TerraceTier(SecondaryTierManager):
             self._touched = set()
 
     def drain_jobs(self) -> None:
-        """Called when vLLM resets its caches: it sleeps, or has got other weights. KV of before must not be found again, so what
-        follows goes to a namespace that this process alone has."""
+        """Called when vLLM resets its caches: it sleeps, or has new weights. Earlier KV must not be
+        found again, so later jobs use a namespace that is unique to this process."""
         self._transfers.wait_idle()
         self._touched.clear()
         self._transfers.move_to(private_namespace(self._transfers.namespace))
@@ -179,8 +181,8 @@ class TerraceTier(SecondaryTierManager):
         )
 
     def shutdown(self) -> None:
-        """Waits for jobs under way. Does not raise: vLLM would not clean up its memory then. If the store has not let go of
-        that memory in time, the memory stays mapped until it has."""
+        """Waits for jobs in flight. Does not raise: vLLM would not clean up its memory then. If the
+        store has not released that memory in time, it stays mapped until it is."""
         try:
             is_idle = self._transfers.wait_idle(_PATIENCE_S)
             self._transfers.close()
@@ -204,7 +206,7 @@ class TerraceTier(SecondaryTierManager):
 
 
 def _rows(job: TransferJob) -> Any:
-    """The rows of a job, under the name that versions before 0.30 had for them as well."""
+    """The rows of a job; versions before 0.30 used the same name for them."""
     return job.chunk_ids if hasattr(job, "chunk_ids") else job.block_ids
 
 

@@ -1,23 +1,23 @@
-"""Which versions of vLLM these adapters were tested with."""
+"""Tested versions of vLLM."""
 
 from __future__ import annotations
 
 import logging
 import re
 
-# Under the name that vLLM shows what is logged of.
+# The logger name that vLLM configures.
 logger = logging.getLogger("vllm.terrace")
 
-# What tests/engines/vllm runs.
+# The versions that tests/engines/vllm uses.
 TESTED = ("0.32.0", "0.33.0")
-# The first whose tiers are called as here.
+# The first version with this tier interface.
 _FIRST = (0, 30)
 
 _warned: set[str] = set()
 
 
 def check(version: str) -> None:
-    """Warns once of a version that was not tested.
+    """Warns once of an untested version.
 
     :raises RuntimeError: if it is known not to work.
     """

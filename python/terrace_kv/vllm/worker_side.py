@@ -1,4 +1,4 @@
-"""The connector in a worker's process: blocks to and from the store."""
+"""The connector in a worker's process: moves blocks to and from the store."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from .blocks import Blocks, Progress, Steps
 from .copies import Copies, Device, Layers, device_of
 from .mover import Mover, Outcome
 
-# Under the name that vLLM shows what is logged of.
+# The logger name that vLLM configures.
 logger = logging.getLogger("vllm.terrace")
 
-# How long the end of an engine may wait for what is being stored.
+# Longest wait for saves in flight at the end of an engine.
 _PATIENCE_S = 30.0
 
 
 class WorkerSide:
-    """Blocks pass through staging memory: the store is lent nothing of the engine's, and the engine's blocks are free
-    as soon as they were copied."""
+    """Blocks pass through staging memory: the store does not access the engine's memory, and the
+    engine's blocks are free as soon as they are copied."""
 
     def __init__(self, blocks: Blocks, rank: int, on: Callable[[torch.Tensor], Device] = device_of) -> None:
         self._blocks, self._rank, self._on = blocks, rank, on
@@ -35,7 +35,7 @@ class WorkerSide:
         logger.info("Terrace stores KV in %s", blocks)
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Takes note of where the engine's blocks are, and begins to move blocks."""
+        """Records the places of the engine's blocks, and starts the mover."""
         layers = Layers(list(kv_caches.values()))
         size = layers.block_bytes
         if size != self._blocks.bytes:
@@ -56,7 +56,7 @@ class WorkerSide:
             self._mover.abandon(steps.abandoned)
 
     def load(self, steps: Steps) -> None:
-        """Begins to load blocks; waits for them unless requests wait beside steps."""
+        """Starts loads; waits for them unless requests wait asynchronously."""
         if not steps.loads:
             return
         assert self._mover is not None, "vLLM registers its blocks first"
@@ -65,35 +65,36 @@ class WorkerSide:
             self._mover.wait_for_loads({run.request for run in steps.loads})
 
     def save(self, steps: Steps) -> None:
-        """Has blocks saved when the step that is queued has written them."""
+        """Schedules saves behind the step that writes the blocks."""
         if self._mover is not None:
             self._mover.save(steps.saves, steps.leaving)
 
     def ended(self) -> tuple[set[str], set[str]]:
-        """Requests whose blocks vLLM need not keep any more, and those whose blocks have come or are known not to come."""
+        """Requests whose blocks vLLM need not keep any more, and those whose blocks have arrived or
+        failed."""
         if self._mover is not None:
             self._outcome = self._mover.take_outcome()
         return self._outcome.sent, self._outcome.received
 
     def failed_blocks(self) -> set[int]:
-        """Blocks that did not come, up to the last call of :meth:`ended`."""
+        """Blocks that failed to load, up to the last call of :meth:`ended`."""
         return self._outcome.lost
 
     def progress(self, steps: Steps) -> Progress | None:
-        """What the scheduler is to know of, up to the last call of :meth:`ended`."""
+        """The report to the scheduler, up to the last call of :meth:`ended`."""
         of = self._outcome
         if self._blocks.is_async and not (of.over or of.missing or of.failed):
             return None
         return Progress(steps.number, of.over, of.missing, of.failed, of.unsaved)
 
     def figures(self) -> connector_metrics.ConnectorStats | None:
-        """What has come since the last time."""
+        """The figures since the last call."""
         return self._figures.take(self._transfers, self._shared.store)
 
     def close(self) -> None:
-        """Waits for what is being stored."""
+        """Waits for saves in flight."""
         if self._mover is not None and not self._mover.close(_PATIENCE_S):
-            # The staging memory is kept by the jobs that still use it.
+            # Jobs that still use the staging memory keep it alive.
             logger.warning("the store has not finished its transfers within %.0f s and is abandoned", _PATIENCE_S)
             return
         self._transfers.close()

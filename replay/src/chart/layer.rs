@@ -1,4 +1,4 @@
-//! What is drawn over the axes, and how it is told apart from the rest.
+//! Layers of a plot, and their styles.
 
 use std::fmt::Write;
 
@@ -6,35 +6,35 @@ use maud::{Markup, html};
 
 use super::tenths;
 
-/// Colours of lines that stand for nothing else.
+/// Colours of lines without a fixed meaning.
 pub const HUES: [&str; 8] = ["hue0", "hue1", "hue2", "hue3", "hue4", "hue5", "hue6", "hue7"];
 
-/// Dashes of lines, by style: the first is whole.
+/// Dashes of lines by style; the first is solid.
 const DASHES: [Option<&str>; 4] = [None, Some("7 3"), Some("2 3"), Some("9 3 2 3")];
 
-/// How wide the sample of a line is, and that of an area; how high they are.
+/// Width of a legend sample of a line and of an area, and their height.
 pub(super) const SAMPLE_WIDTH: f64 = 26.0;
 const AREA_WIDTH: f64 = 14.0;
 pub(super) const SAMPLE_HEIGHT: f64 = 10.0;
 
-/// Something that is drawn; later ones over earlier ones.
+/// A layer of a plot. Later layers are drawn over earlier ones.
 #[derive(Debug)]
 pub struct Layer {
-    /// What it stands for.
+    /// Name in the legend.
     pub(super) name: String,
     /// A colour of the palette.
     colour: &'static str,
-    /// Lines and points of different styles can be told apart without their colours.
+    /// Index of dashes and points, so that lines differ without colour.
     style: usize,
     mark: Mark,
 }
 
-/// How it is drawn.
+/// Shape of a layer.
 #[derive(Debug)]
 pub enum Mark {
     /// A line through points.
     Line(Vec<(f64, f64)>),
-    /// A broken line, for limits.
+    /// A dashed line, for limits.
     Limit(Vec<(f64, f64)>),
     /// A line with its points marked, for a few values.
     Points(Vec<(f64, f64)>),
@@ -45,19 +45,19 @@ pub enum Mark {
 }
 
 impl Layer {
-    /// Something with a name, in a colour of the palette.
+    /// Creates a layer with a name and a colour of the palette.
     #[must_use]
     pub fn new(name: &str, colour: &'static str, mark: Mark) -> Self {
         Self { name: name.to_owned(), colour, style: 0, mark }
     }
 
-    /// The same with dashes and points of another kind; there are eight.
+    /// Sets the dashes and points; there are eight styles.
     #[must_use]
     pub fn styled(self, style: usize) -> Self {
         Self { style, ..self }
     }
 
-    /// The mark, its values placed by `at`.
+    /// Renders the mark, with its values placed by `at`.
     pub(super) fn drawn(&self, at: impl Fn(f64, f64) -> (f64, f64)) -> Markup {
         let placed = |points: &[(f64, f64)]| -> Vec<(f64, f64)> {
             points.iter().map(|&(x, y)| at(x, y)).collect()
@@ -77,7 +77,7 @@ impl Layer {
         }
     }
 
-    /// What it looks like, beside its name in a page.
+    /// Renders the legend entry.
     pub(super) fn key(&self) -> Markup {
         let width = match self.mark {
             Mark::Area(_) => AREA_WIDTH,
@@ -88,7 +88,7 @@ impl Layer {
         }
     }
 
-    /// What it looks like.
+    /// Renders the legend sample.
     pub(super) fn sample(&self) -> Markup {
         let middle = SAMPLE_HEIGHT / 2.0;
         let line = vec![(0.0, middle), (SAMPLE_WIDTH, middle)];
@@ -104,7 +104,7 @@ impl Layer {
         }
     }
 
-    /// The colour for the style sheet.
+    /// Returns the colour for the style sheet.
     fn paint(&self) -> String {
         format!("--c:var(--{})", self.colour)
     }
@@ -118,7 +118,8 @@ impl Layer {
         html! { path.limit style=(self.paint()) d=(path(points)) {} }
     }
 
-    /// Points: round, square, triangular or squares on their corners, by style; the second four styles are hollow.
+    /// Renders points: circles, squares, triangles or diamonds by style; the second four styles are
+    /// hollow.
     fn dots(&self, points: Vec<(f64, f64)>) -> Markup {
         let is_hollow = self.style % 8 >= 4;
         let corners: &[(f64, f64)] = match self.style % 4 {

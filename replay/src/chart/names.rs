@@ -1,13 +1,13 @@
-//! How values at ticks are called: round numbers with no digits that say nothing.
+//! Labels of axis ticks: rounded numbers without insignificant digits.
 
 use crate::human::{bandwidth, count};
 
-/// A number without more digits than it has.
+/// Formats a number without trailing zeros.
 pub(super) fn plain(value: f64) -> String {
     format!("{}", (value * 1000.0).round() / 1000.0)
 }
 
-/// A time in milliseconds, in the unit that fits.
+/// Formats milliseconds in a suitable unit.
 #[must_use]
 pub fn milliseconds_tick(ms: f64) -> String {
     match ms {
@@ -31,7 +31,7 @@ pub(crate) fn short_bandwidth(value: f64) -> String {
     trimmed(&bandwidth(value))
 }
 
-/// A number with its unit, without zeros at the end of its fraction.
+/// Joins a number without trailing zeros and its unit.
 fn trimmed(text: &str) -> String {
     let end = text.find(|c: char| c != '.' && !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_no_longer_than_their_values() {
+    fn tick_labels_have_no_trailing_zeros() {
         assert_eq!([0.1 + 0.2, 250.0].map(plain), ["0.3", "250"]);
         let times = [5e-6, 2e-3, 0.5, 20.0, 1500.0, 7.2e6].map(milliseconds_tick);
         assert_eq!(times, ["5 ns", "2 µs", "500 µs", "20 ms", "1.5 s", "2 h"]);

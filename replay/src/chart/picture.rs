@@ -1,4 +1,4 @@
-//! Plots in a file of their own, an SVG that needs no page around it.
+//! Plots in a separate SVG file.
 
 use maud::{Markup, PreEscaped, html};
 
@@ -11,17 +11,17 @@ svg .title { font-size: 14px; font-weight: 600; }
 svg .quiet { fill: var(--quiet); font-weight: normal; font-size: 11px; }
 ";
 
-/// Plots in a row.
+/// Plots per row.
 const ABREAST: usize = 2;
-/// Around a plot, its title and its legend.
+/// Margin around a plot with title and legend.
 const MARGIN: f64 = 18.0;
 const PANEL_WIDTH: f64 = WIDTH + 2.0 * MARGIN;
 const PLOT_TOP: f64 = 34.0;
 const LEGEND_TOP: f64 = PLOT_TOP + HEIGHT + 22.0;
 const LINE_HEIGHT: f64 = 17.0;
-/// From the right end of one column of figures to that of the next.
+/// Distance between the right ends of columns.
 const COLUMN_WIDTH: f64 = 54.0;
-/// Pictures are looked at in documents, where text is larger than a plot's.
+/// Scale of a picture: text in documents is larger than in plots.
 const ENLARGED: f64 = 1.12;
 
 /// A plot in a picture: its legend is a table of figures, one line for each layer.
@@ -29,15 +29,15 @@ const ENLARGED: f64 = 1.12;
 pub struct Panel {
     /// The plot.
     pub chart: Chart,
-    /// What the figures say.
+    /// Heading of the figures.
     pub heading: String,
-    /// What the columns of figures are called.
+    /// Column titles.
     pub columns: Vec<String>,
     /// The figures of each layer, in the order of the layers; there may be none.
     pub figures: Vec<Vec<String>>,
 }
 
-/// An SVG with these plots, two abreast.
+/// Renders an SVG with these plots, two per row.
 #[must_use]
 pub fn picture(panels: &[Panel]) -> String {
     let layers_max = panels.iter().map(|panel| panel.chart.layers.len()).max().unwrap_or(0);
@@ -74,7 +74,7 @@ impl Panel {
             (self.figures_at(LEGEND_TOP, "quiet", &self.columns))
             @for (place, layer) in self.chart.layers.iter().enumerate() {
                 @let y = LEGEND_TOP + (place + 1) as f64 * LINE_HEIGHT;
-                // The sample's middle is at the height of small letters.
+                // The sample is centred on the height of small letters.
                 (moved(0.0, y - 4.0 - SAMPLE_HEIGHT / 2.0, &layer.sample()))
                 text x=(SAMPLE_WIDTH + 8.0) y=(y) { (layer.name) }
                 @if let Some(figures) = self.figures.get(place) { (self.figures_at(y, "", figures)) }
@@ -82,7 +82,7 @@ impl Panel {
         }
     }
 
-    /// Figures below the columns, which end at the right.
+    /// Renders figures below the columns, right-aligned.
     fn figures_at(&self, y: f64, class: &str, figures: &[String]) -> Markup {
         let right = |place: usize| {
             WIDTH - self.columns.len().saturating_sub(place + 1) as f64 * COLUMN_WIDTH
@@ -125,19 +125,19 @@ mod tests {
     }
 
     #[test]
-    fn a_picture_is_well_formed_whatever_its_texts_are() {
+    fn picture_escapes_all_texts() {
         let picture = picture(&["<script>alert(1)</script>", "\"'&", "third"].map(panel));
         assert_well_formed(&picture);
         assert_eq!(picture.matches("<script").count(), 0);
         for text in ["note", "x", "y", "one", "nodes", "growth", "script"] {
             assert!(picture.contains(&format!("&lt;{text}&gt;")), "{text}");
         }
-        // Values without quotes are HTML and no XML.
+        // Unquoted values are valid HTML, but not XML.
         assert!(!picture.contains(" hidden"));
     }
 
     #[test]
-    fn lines_differ_in_more_than_their_colour() {
+    fn lines_differ_without_colour() {
         let picture = picture(&[panel("title")]);
         assert_eq!(
             picture.matches("stroke-dasharray=\"7 3\"").count(),
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_draw_is_still_a_picture() {
+    fn empty_picture_is_valid() {
         assert_well_formed(&picture(&[]));
     }
 }

@@ -1,4 +1,4 @@
-//! Axes: where values lie and which of them are named.
+//! Axes: the place of values, and the labelled ticks.
 
 use super::names::plain;
 
@@ -8,14 +8,14 @@ pub struct Scale {
     logarithmic: bool,
     from: f64,
     to: f64,
-    /// Values that are named, and their names.
+    /// Labelled values.
     pub(super) ticks: Vec<(f64, String)>,
-    /// What is measured, and its unit.
+    /// Quantity and unit.
     pub(super) label: String,
 }
 
 impl Scale {
-    /// From 0 to the largest value or a little more.
+    /// Creates an axis from 0 to the largest value or a little more.
     pub(crate) fn linear(most: f64, label: &str, name: impl Fn(f64) -> String) -> Self {
         let most = if most > 0.0 && most.is_finite() { most } else { 1.0 };
         let step = nice_step(most / 5.0);
@@ -30,7 +30,7 @@ impl Scale {
         }
     }
 
-    /// The same for bytes, all in the unit that fits the largest.
+    /// Creates a linear axis of bytes, in the unit that suits the largest.
     pub(crate) fn bytes(most: f64, label: &str) -> Self {
         let names = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
         let most = if most.is_finite() { most.max(1.0) } else { 1.0 };
@@ -41,7 +41,7 @@ impl Scale {
         .labelled(label)
     }
 
-    /// The same for milliseconds; the label names the unit.
+    /// Creates a linear axis of milliseconds; the label names the unit.
     pub(crate) fn milliseconds(most: f64, label: &str) -> Self {
         let (unit, name) = match most {
             ms if ms < 2.0 => (0.001, "µs"),
@@ -64,7 +64,7 @@ impl Scale {
         Self { label: label.to_owned(), ..self }
     }
 
-    /// From 0 to the end of some seconds, and no further.
+    /// Creates an axis from 0 to exactly `seconds`.
     pub(crate) fn time(seconds: f64) -> Self {
         let seconds = if seconds > 0.0 && seconds.is_finite() { seconds } else { 1.0 };
         let (unit, name) = match seconds {
@@ -88,7 +88,7 @@ impl Scale {
         }
     }
 
-    /// Values that have names and no distances, each in the middle of its place.
+    /// Creates an axis of categories, each centred in its place.
     pub(crate) fn named(names: &[String], label: &str) -> Self {
         let ticks = names.iter().enumerate();
         Self {
@@ -100,13 +100,13 @@ impl Scale {
         }
     }
 
-    /// Values of all magnitudes; 0 lies at the left end.
+    /// Creates a logarithmic axis; 0 is placed at the left end.
     #[must_use]
     pub fn logarithmic(from: f64, to: f64, label: &str, name: impl Fn(f64) -> String) -> Self {
         let from = if from > 0.0 && from.is_finite() { from } else { 1.0 };
         let to = if to.is_finite() { to.max(from * 10.0) } else { from * 10.0 };
         let decades = (to / from).log10();
-        // A few decades have room for names in between.
+        // With few decades there is room for labels in between.
         let steps: &[f64] = if decades > 2.5 { &[1.0] } else { &[1.0, 2.0, 5.0] };
         let mut ticks: Vec<f64> = Vec::new();
         let first = from.log10().floor() as i32;
@@ -126,17 +126,17 @@ impl Scale {
         }
     }
 
-    /// Sizes of all magnitudes from the first to the last, each with its name.
+    /// Creates a logarithmic axis of labelled sizes.
     #[must_use]
     pub fn logarithmic_sizes(sizes: Vec<(f64, String)>, label: &str) -> Self {
         let from = sizes.first().map_or(1.0, |size| size.0);
         let last = sizes.last().map_or(from, |size| size.0);
-        // A single size has an axis all the same.
+        // A single size needs an axis of positive length.
         let to = if last > from { last } else { from * 10.0 };
         Self { logarithmic: true, from, to, ticks: sizes, label: label.to_owned() }
     }
 
-    /// Where a value lies, from 0 to 1.
+    /// Returns the place of a value, from 0 to 1.
     pub(super) fn place(&self, value: f64) -> f64 {
         let place = if self.logarithmic {
             (value.max(self.from) / self.from).ln() / (self.to / self.from).ln()
@@ -147,7 +147,7 @@ impl Scale {
     }
 }
 
-/// A round number that is no less: 1, 2 or 5 times a power of ten.
+/// Returns the smallest round number (1, 2 or 5 times a power of ten) that is not below `least`.
 fn nice_step(least: f64) -> f64 {
     let power = 10f64.powf(least.log10().floor());
     let steps = [1.0, 2.0, 5.0, 10.0].map(|step| step * power);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn ticks_are_round_and_cover_everything() {
+    fn ticks_are_round_and_cover_the_range() {
         let scale = Scale::linear(0.37, "", plain);
         assert_eq!(names(&scale), ["0", "0.1", "0.2", "0.3", "0.4"]);
         assert_eq!(scale.place(0.4), 1.0);
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_at_all_still_has_an_axis() {
+    fn axis_of_zero_length_is_valid() {
         for scale in [
             Scale::linear(0.0, "", plain),
             Scale::linear(f64::NAN, "", plain),

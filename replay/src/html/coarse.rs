@@ -1,11 +1,12 @@
-//! Series with fewer and longer intervals: more than a plot has room for would only be noise.
+//! Resampling of series: more intervals than a plot has room for would be noise.
 
 use crate::report::Series;
 
-/// Intervals that a plot shows at the most.
+/// Largest number of intervals in a plot.
 const INTERVALS_MAX: usize = 96;
 
-/// The same over fewer intervals: sums of counts, means of the rest. Nothing after the end is shown.
+/// Returns the series with fewer intervals: sums of counts, means of other values. Intervals after
+/// the end are dropped.
 pub(super) fn coarse(series: &Series, end_s: f64) -> Series {
     let length = (end_s / series.interval_s.max(1e-9)).ceil() as usize;
     let length = length.clamp(1, series.arrivals.len().max(1));
@@ -80,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_are_added_and_means_are_weighted() {
+    fn resampling_adds_counts_and_weights_means() {
         let length = INTERVALS_MAX * 2;
         let series = Series {
             interval_s: 1.0,

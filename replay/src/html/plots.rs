@@ -8,7 +8,7 @@ use crate::chart::{
 use crate::human::{bandwidth, bytes, count, milliseconds, percent, seconds};
 use crate::report::{CurvePoint, Distribution, Report, Series};
 
-/// Times in the middle of the intervals.
+/// Returns the midpoints of the intervals.
 fn times(series: &Series, length: usize) -> impl Iterator<Item = f64> + use<> {
     let interval_s = series.interval_s;
     (0..length).map(move |place| (place as f64 + 0.5) * interval_s)
@@ -22,7 +22,7 @@ fn over_time(series: &Series, values: &[f64]) -> Vec<(f64, f64)> {
     times(series, values.len()).zip(values.iter().copied()).collect()
 }
 
-/// What a pointer is told over time: one line for each column.
+/// Returns tooltips over time: one line per column.
 fn tips(
     series: &Series,
     columns: &[(&str, &[f64])],
@@ -39,7 +39,7 @@ fn tips(
     times(series, length).enumerate().map(tip).collect()
 }
 
-/// Areas on top of each other.
+/// Returns stacked areas.
 fn stacked(series: &Series, columns: &[(&str, &'static str, &[f64])]) -> (Vec<Layer>, f64) {
     let length = columns.first().map_or(0, |(_, _, values)| values.len());
     let mut base = vec![0.0; length];
@@ -129,16 +129,16 @@ pub(super) fn prompts(series: &Series) -> Chart {
         ("L3", "l3", &l3),
     ];
     let (layers, top) = stacked(series, &columns);
-    let mut told: Vec<(&str, &[f64])> =
+    let mut tooltips: Vec<(&str, &[f64])> =
         columns.iter().map(|(name, _, values)| (*name, *values)).collect();
-    told.reverse();
+    tooltips.reverse();
     Chart {
         title: "Prompt tokens".to_owned(),
         note: "At the time of their request's first token.".to_owned(),
         x: time_scale(series),
         y: Scale::linear(top, "tokens/s", short_count),
         layers,
-        tips: tips(series, &told, count),
+        tips: tips(series, &tooltips, count),
     }
 }
 
@@ -263,7 +263,7 @@ fn link_colours() -> [(&'static str, &'static str); 4] {
     ]
 }
 
-/// A value for each link.
+/// Returns the values of each link.
 fn by_link(series: &Series, value: impl Fn(&[u64]) -> Vec<f64>) -> [Vec<f64>; 4] {
     [
         value(&series.host_to_device_bytes),
@@ -329,7 +329,7 @@ fn lines(
 }
 
 pub(super) fn states(series: &Series) -> Chart {
-    // Those that fetch are among those that wait.
+    // Fetching requests are counted among the waiting.
     let others: Vec<f64> =
         series.waiting.iter().zip(&series.prefetching).map(|(w, p)| w - p).collect();
     let columns: [(&str, &'static str, &[f64]); 5] = [
@@ -340,27 +340,27 @@ pub(super) fn states(series: &Series) -> Chart {
         ("writing back", "draining", &series.draining),
     ];
     let (layers, top) = stacked(series, &columns);
-    let mut told: Vec<(&str, &[f64])> =
+    let mut tooltips: Vec<(&str, &[f64])> =
         columns.iter().map(|(name, _, values)| (*name, *values)).collect();
-    told.reverse();
+    tooltips.reverse();
     Chart {
         title: "Requests by state".to_owned(),
         note: "On average over each interval.".to_owned(),
         x: time_scale(series),
         y: Scale::linear(top, "requests", short_count),
         layers,
-        tips: tips(series, &told, |value| format!("{value:.1}")),
+        tips: tips(series, &tooltips, |value| format!("{value:.1}")),
     }
 }
 
 pub(super) fn load(series: &Series) -> Chart {
     let rate = per_second(series, &series.arrivals);
     let top = most(&rate);
-    let mut told = tips(series, &[("computing", &series.busy)], percent);
-    for ((_, text), rate) in told.iter_mut().zip(&rate) {
+    let mut tooltips = tips(series, &[("computing", &series.busy)], percent);
+    for ((_, text), rate) in tooltips.iter_mut().zip(&rate) {
         let _ = write!(text, "\narrivals: {rate:.2} in a second");
     }
-    // Two units on one plot would have to share an axis: arrivals are drawn against their peak.
+    // Two units would have to share an axis, so arrivals are drawn relative to their peak.
     let relative: Vec<f64> = rate.iter().map(|rate| rate / top.max(1e-12)).collect();
     let name = format!("arrivals (100 % is {top:.1} per second)");
     Chart {
@@ -372,14 +372,14 @@ pub(super) fn load(series: &Series) -> Chart {
             Layer::new("computing", "prefilling", Mark::Line(over_time(series, &series.busy))),
             Layer::new(&name, "computed", Mark::Line(over_time(series, &relative))),
         ],
-        tips: told,
+        tips: tooltips,
     }
 }
 
 pub(super) fn output(series: &Series) -> Chart {
     let rate = per_second(series, &series.output_tokens);
-    let mut told = tips(series, &[("tokens/s", &rate)], count);
-    for ((_, text), ms) in told.iter_mut().zip(&series.itl_ms_mean) {
+    let mut tooltips = tips(series, &[("tokens/s", &rate)], count);
+    for ((_, text), ms) in tooltips.iter_mut().zip(&series.itl_ms_mean) {
         let _ = write!(text, "\nbetween tokens: {}", milliseconds(*ms));
     }
     Chart {
@@ -388,6 +388,6 @@ pub(super) fn output(series: &Series) -> Chart {
         x: time_scale(series),
         y: Scale::linear(most(&rate), "tokens/s", short_count),
         layers: vec![Layer::new("tokens", "decoding", Mark::Line(over_time(series, &rate)))],
-        tips: told,
+        tips: tooltips,
     }
 }

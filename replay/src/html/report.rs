@@ -113,7 +113,7 @@ fn figures(report: &Report) -> Markup {
     }
 }
 
-/// Flags of the program look like such, and are not broken at the end of a line.
+/// Renders command-line flags as code, without line breaks within them.
 fn with_flags(text: &str) -> Markup {
     let is_part = |character: char| character == '-' || character.is_ascii_alphanumeric();
     let Some(start) = text.find("--") else { return html! { (text) } };
@@ -185,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_stand_out() {
+    fn flags_are_rendered_as_code() {
         let text = "Try <more> (--gpus, --gpu). Nothing - else--";
         let marked = "Try &lt;more&gt; (<code>--gpus</code>, <code>--gpu</code>). Nothing - else<code>--</code>";
         assert_eq!(with_flags(text).into_string(), marked);

@@ -1,11 +1,11 @@
-//! The slowest requests: where their time went.
+//! The slowest requests, with the time of each phase.
 
 use maud::{Markup, html};
 
 use crate::human::{milliseconds, seconds, whole};
 use crate::report::{Phase, SlowRequest};
 
-/// What a phase is called, and its colour.
+/// Returns the name of a phase and its colour.
 fn shown(phase: Phase) -> (&'static str, &'static str) {
     match phase {
         Phase::Waiting => ("waiting", "waiting"),

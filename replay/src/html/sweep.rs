@@ -30,7 +30,7 @@ fn varied(axes: &[Axis]) -> String {
     all.collect::<Vec<_>>().join("; ")
 }
 
-/// Which axis goes from left to right, which are lines, and which have plots of their own.
+/// Assignment of axes: horizontal, lines, and separate plots.
 struct Layout {
     along: usize,
     lines: Vec<usize>,
@@ -92,7 +92,7 @@ impl Layout {
         chart_section(&title, &charts)
     }
 
-    /// The values from left to right: by size, where they have one.
+    /// Returns the values of the horizontal axis, ordered by size if they have one.
     fn values(&self, sweep: &Sweep) -> Vec<String> {
         let Some(axis) = sweep.axes.get(self.along) else { return Vec::new() };
         let size = |value: &String| {
@@ -160,23 +160,23 @@ impl Layout {
     }
 }
 
-/// Something to compare by.
+/// A measure of comparison.
 struct Measure {
     title: &'static str,
     note: &'static str,
     y: Scale,
-    /// What cannot be exceeded.
+    /// Upper bound of the values.
     limit: Option<f64>,
     value: fn(&SweepPoint) -> f64,
     shown: fn(f64) -> String,
 }
 
-/// What configurations are compared by. Axes are the same in all parts of the page.
+/// Returns the measures. Their axes are the same in all parts of the page.
 fn measures(sweep: &Sweep) -> Vec<Measure> {
     let most = |value: fn(&SweepPoint) -> f64| sweep.points.iter().map(value).fold(0.0, f64::max);
     let time = |title, label, value: fn(&SweepPoint) -> f64| {
         let least = sweep.points.iter().map(value).fold(f64::INFINITY, f64::min);
-        // Where the worst is far worse than the best, the difference between the good would vanish.
+        // On a linear axis with outliers the differences between good values would be invisible.
         let y = if most(value) > 20.0 * least {
             let label = format!("{label} (logarithmic)");
             Scale::logarithmic(round_down(least), most(value), &label, milliseconds_tick)
@@ -224,7 +224,7 @@ fn measures(sweep: &Sweep) -> Vec<Measure> {
     measures
 }
 
-/// Cost against both times: what nothing beats, and the rest.
+/// Plots cost against both times, with the Pareto front highlighted.
 fn front(sweep: &Sweep) -> Markup {
     let charts = [
         cost_chart(sweep, "Cost and time to first token", "first token, p90", |point| {
@@ -281,12 +281,12 @@ fn cost_chart(sweep: &Sweep, title: &str, label: &str, time: fn(&SweepPoint) -> 
     }
 }
 
-/// A power of ten that is no more.
+/// Returns the largest power of ten that is not above `value`.
 fn round_down(value: f64) -> f64 {
     10f64.powf(value.max(1e-6).log10().floor())
 }
 
-/// A column of the table: its name, what a cell says, and what it is ordered by.
+/// A column of the table: title, sort key, and cell text.
 type Column = (&'static str, fn(&SweepPoint) -> f64, fn(&SweepPoint, f64) -> String);
 
 const COLUMNS: [Column; 18] = [

@@ -60,10 +60,10 @@ fn byte_unit(unit: &str) -> Option<f64> {
     Some(factor)
 }
 
-/// A number and its unit.
+/// Splits a number and its unit.
 fn split(text: &str) -> Option<(f64, &str)> {
     let is_unit = |(place, letter): (usize, char)| {
-        // An exponent is part of the number.
+        // An exponent belongs to the number.
         let next = text[place + letter.len_utf8()..].chars().next();
         let exponent =
             matches!(letter, 'e' | 'E') && next.is_some_and(|next| !next.is_alphabetic());
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn units_are_what_they_say() {
+    fn parses_units() {
         let sizes =
             ["7", "2M", "1.5k", "64GiB", "1 GB", "1e3", "unlimited"].map(|text| size(text).ok());
         let expected = [

@@ -1,4 +1,4 @@
-//! Values of settings as people write them.
+//! Parsing of setting values.
 
 use terrace_cache::is_name_of;
 use terrace_scheduler::PrefetchPolicy;
@@ -41,10 +41,10 @@ pub(super) fn piece_bytes(text: &str) -> Result<u64, Problem> {
     }
 }
 
-/// Reads the size of a page.
+/// Parses the size of a page.
 ///
 /// # Errors
-/// What it may be.
+/// Returns the valid values.
 pub fn page_size(text: &str) -> Result<u32, String> {
     let size = text.parse().ok().filter(|size: &u32| size.is_power_of_two() && *size <= 256);
     size.ok_or_else(|| "use a power of two from 1 to 256".to_owned())
@@ -65,7 +65,7 @@ pub(super) fn routing(text: &str) -> Result<Routing, Problem> {
     }
 }
 
-/// A share like 0.1 or 10%.
+/// Parses a share like 0.1 or 10%.
 pub(super) fn share(text: &str) -> Result<f64, Problem> {
     let share = match text.strip_suffix('%') {
         Some(percent) => percent.trim().parse::<f64>().map(|percent| percent / 100.0),
@@ -85,8 +85,8 @@ pub(super) fn warm_up(text: &str) -> Result<WarmUp, Problem> {
     Ok(WarmUp::Until { time_us: microseconds(text).map_err(problem)? })
 }
 
-/// Further workers, like `2xh100:1+1xl40s:4`: how many, which GPU, and how many of those each. Their host
-/// tiers are as large as those of the others.
+/// Parses worker groups like `2xh100:1+1xl40s:4`: count, GPU, and GPUs per worker. Their host tiers
+/// have the same size as the others.
 pub(super) fn also(
     text: &str,
     model: &ModelSpec,
@@ -118,7 +118,7 @@ pub(super) fn also(
     text.split('+').map(group).collect()
 }
 
-/// Times in which workers are not there, like `1:600s-900s+0:20s-30s`.
+/// Parses outages like `1:600s-900s+0:20s-30s`.
 pub(super) fn outages(text: &str) -> Result<Vec<Outage>, Problem> {
     let outage = |part: &str| {
         let wrong = || Problem::from("write it like 1:600s-900s; join several with +");

@@ -1,4 +1,4 @@
-//! The decision log: every call of a live scheduler, and how to do it again and compare.
+//! The decision log: every call of a live scheduler, and its repetition for comparison.
 
 use std::fmt;
 use std::io::{self, BufRead, Read};
@@ -13,12 +13,12 @@ use terrace_scheduler::{
 
 use super::lines::Lines;
 
-/// Longer lines are no calls.
+/// Longest line of a call.
 const LINE_BYTES_MAX: u64 = 1 << 30;
-/// How many values of a plan that differ are named.
+/// Largest number of differing values that are named.
 const NAMED_MAX: usize = 16;
 
-/// Writes every call. The file holds the tokens of all prompts: it deserves the same care.
+/// Records every call. The file holds the tokens of all prompts and is as sensitive as they are.
 #[allow(missing_debug_implementations)]
 pub struct DecisionRecorder {
     lines: Lines,
@@ -28,23 +28,23 @@ impl DecisionRecorder {
     /// Records into a new file.
     ///
     /// # Errors
-    /// If there is such a file, or it cannot be made.
+    /// Fails if the file exists or cannot be created.
     pub fn create(path: &Path) -> io::Result<Self> {
         Ok(Self { lines: Lines::create(path)? })
     }
 }
 
 #[derive(Serialize)]
-struct Noted<'a> {
+struct LoggedLine<'a> {
     at: Time,
     #[serde(flatten)]
-    call: NotedCall<'a>,
+    call: LoggedCallRef<'a>,
 }
 
-/// A call as it is written; [`Call`] is what is read.
+/// A call as it is written; [`Call`] is its form when read.
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
-enum NotedCall<'a> {
+enum LoggedCallRef<'a> {
     Began(&'a Config),
     Submitted(&'a Request),
     Aborted(RequestId),
@@ -59,17 +59,17 @@ enum NotedCall<'a> {
 impl Witness for DecisionRecorder {
     fn saw(&mut self, at: Time, seen: Seen<'_>) {
         let call = match seen {
-            Seen::Began(config) => NotedCall::Began(config),
-            Seen::Submitted(request) => NotedCall::Submitted(request),
-            Seen::Aborted(request) => NotedCall::Aborted(request),
-            Seen::PrioritySet(request, priority) => NotedCall::PrioritySet(request, priority),
-            Seen::Advanced(event) => NotedCall::Advanced(event),
-            Seen::Planned(plan) => NotedCall::Planned(plan),
-            Seen::WeightsReplaced(fingerprint) => NotedCall::WeightsReplaced(fingerprint),
-            Seen::CacheCleared => NotedCall::CacheCleared(()),
-            Seen::DeviceCleared => NotedCall::DeviceCleared(()),
+            Seen::Began(config) => LoggedCallRef::Began(config),
+            Seen::Submitted(request) => LoggedCallRef::Submitted(request),
+            Seen::Aborted(request) => LoggedCallRef::Aborted(request),
+            Seen::PrioritySet(request, priority) => LoggedCallRef::PrioritySet(request, priority),
+            Seen::Advanced(event) => LoggedCallRef::Advanced(event),
+            Seen::Planned(plan) => LoggedCallRef::Planned(plan),
+            Seen::WeightsReplaced(fingerprint) => LoggedCallRef::WeightsReplaced(fingerprint),
+            Seen::CacheCleared => LoggedCallRef::CacheCleared(()),
+            Seen::DeviceCleared => LoggedCallRef::DeviceCleared(()),
         };
-        self.lines.add(&Noted { at, call });
+        self.lines.add(&LoggedLine { at, call });
     }
 }
 
@@ -87,7 +87,7 @@ enum Call {
     Submitted(Request),
     Aborted(RequestId),
     PrioritySet(RequestId, i32),
-    Advanced(Happened),
+    Advanced(LoggedEvent),
     Planned(Value),
     WeightsReplaced(String),
     CacheCleared(()),
@@ -97,7 +97,7 @@ enum Call {
 /// An [`Event`] that owns its results.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Happened {
+enum LoggedEvent {
     StepDone {
         step: StepId,
         results: Vec<Produced>,
@@ -121,29 +121,29 @@ struct Produced {
     finished: bool,
 }
 
-/// What came of doing a log's calls again.
+/// Result of a repetition.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Checked {
-    /// Calls done.
+    /// Repeated calls.
     pub calls: u64,
-    /// Plans compared.
+    /// Compared plans.
     pub plans: u64,
-    /// Those that began a step.
+    /// Plans that started a step.
     pub steps: u64,
-    /// The first plan that is not as it was; what follows was not done.
+    /// The first plan that differs; later calls were not repeated.
     pub difference: Option<Difference>,
-    /// Whether the last line is not whole, as when the recording process was killed.
+    /// True if the last line is incomplete, as after the recording process was killed.
     pub ends_within_a_line: bool,
 }
 
-/// A plan that is not as it was.
+/// A plan that differs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Difference {
-    /// The line of the log, from 1.
+    /// Line of the log, from 1.
     pub line: u64,
-    /// When it was planned, in microseconds since the start.
+    /// Time of the plan, in microseconds since the start.
     pub at_us: u64,
-    /// What differs: where in the plan, what the log says, what was planned now.
+    /// Differing values: the path in the plan, the value in the log, the new value.
     pub values: Vec<(String, Value, Value)>,
 }
 
@@ -157,49 +157,49 @@ impl fmt::Display for Difference {
     }
 }
 
-/// A log that cannot be done again.
+/// A log that cannot be repeated.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DecisionError {
-    /// Bytes that cannot be read.
+    /// The file cannot be read.
     #[error("line {line}: {error}")]
     Input {
-        /// From 1.
+        /// Line, from 1.
         line: u64,
-        /// Why.
+        /// Cause.
         error: io::Error,
     },
-    /// A line that is no call.
+    /// A line is not a valid call.
     #[error("line {line} is not a scheduler call: {error}; is this a decision log?")]
     Line {
-        /// From 1.
+        /// Line, from 1.
         line: u64,
-        /// Why.
+        /// Cause.
         error: serde_json::Error,
     },
-    /// The first line does not say how the scheduler was made.
+    /// The first line does not create the scheduler.
     #[error("line {line}: the log must begin with the scheduler's configuration")]
     NotBegun {
-        /// From 1.
+        /// Line, from 1.
         line: u64,
     },
-    /// Another scheduler begins in the middle of the log.
+    /// A second scheduler is created within the log.
     #[error("line {line}: a second scheduler starts; a log must have only one, so split it here")]
     BegunTwice {
-        /// From 1.
+        /// Line, from 1.
         line: u64,
     },
-    /// The scheduler refuses what it took then.
+    /// The scheduler rejects a call that it accepted when recorded.
     #[error("line {line}: a call that was accepted when recorded is refused: {refusal}")]
     Refused {
-        /// From 1.
+        /// Line, from 1.
         line: u64,
-        /// Why.
+        /// Cause.
         refusal: Refusal,
     },
 }
 
-/// Why a call is refused.
+/// Cause of a rejection.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -220,11 +220,11 @@ pub enum Refusal {
     Weights(#[from] StepsInFlight),
 }
 
-/// Does the calls of a log again with a new scheduler and compares each plan with the one in the log,
-/// up to the first that differs. `follow` is told of every plan: its line, its time and what it says.
+/// Repeats the calls of a log with a new scheduler and compares each plan with the logged one, up
+/// to the first difference. `follow` is called with the line, time and content of every plan.
 ///
 /// # Errors
-/// What about the log cannot be understood or done.
+/// Fails if the log cannot be parsed or repeated.
 pub fn check_decisions(
     mut log: impl BufRead,
     mut follow: impl FnMut(u64, Time, &Plan),
@@ -282,7 +282,7 @@ fn make(scheduler: &mut Scheduler, at: Time, call: Call) -> Result<(), Refusal> 
         Call::Submitted(request) => scheduler.submit(at, request)?,
         Call::Aborted(request) => scheduler.abort(at, request)?,
         Call::PrioritySet(request, priority) => scheduler.set_priority(request, priority)?,
-        Call::Advanced(Happened::StepDone { step, results, failed }) => {
+        Call::Advanced(LoggedEvent::StepDone { step, results, failed }) => {
             let results: Vec<_> = results
                 .iter()
                 .map(|Produced { request, tokens, finished }| StepResult {
@@ -293,10 +293,10 @@ fn make(scheduler: &mut Scheduler, at: Time, call: Call) -> Result<(), Refusal> 
                 .collect();
             scheduler.advance(at, Event::StepDone { step, results: &results, failed: &failed })?;
         }
-        Call::Advanced(Happened::StepFailed { step }) => {
+        Call::Advanced(LoggedEvent::StepFailed { step }) => {
             scheduler.advance(at, Event::StepFailed { step })?;
         }
-        Call::Advanced(Happened::Operation { op, rank, outcome }) => {
+        Call::Advanced(LoggedEvent::Operation { op, rank, outcome }) => {
             scheduler.advance(at, Event::Operation { op, rank, outcome })?;
         }
         Call::WeightsReplaced(fingerprint) => scheduler.replace_weights(at, &fingerprint)?,
@@ -311,7 +311,7 @@ fn make(scheduler: &mut Scheduler, at: Time, call: Call) -> Result<(), Refusal> 
     Ok(())
 }
 
-/// Notes where two values differ, as deep as both have something to compare.
+/// Collects the paths at which two values differ.
 fn compare(place: &str, was: &Value, is: &Value, values: &mut Vec<(String, Value, Value)>) {
     if was == is || values.len() == NAMED_MAX {
         return;

@@ -1,4 +1,4 @@
-//! Lines that a thread of its own writes, so that whoever has something to note never waits for a disk.
+//! A file writer on a separate thread, so that callers never wait for a disk.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -9,14 +9,14 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Bytes that may wait for a slow disk.
-const WAITING_BYTES_MAX: usize = 64 << 20;
-/// What was noted is in the file after so long, or earlier.
-const FLUSHED_AFTER: Duration = Duration::from_millis(200);
-/// How long the end waits for what still has to be written.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+/// Largest number of buffered bytes.
+const BUFFERED_BYTES_MAX: usize = 64 << 20;
+/// Interval of flushes.
+const FLUSH_INTERVAL: Duration = Duration::from_millis(200);
+/// Longest wait for unwritten lines when the file is closed.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A file to which lines are added.
+/// An append-only file of lines.
 pub(super) struct Lines {
     path: PathBuf,
     waiting: Option<Sender<Vec<u8>>>,
@@ -25,7 +25,7 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// Makes a new file; one that is there already is not overwritten.
+    /// Creates a file; fails if it exists.
     pub(super) fn create(path: &Path) -> io::Result<Self> {
         let file = File::create_new(path)?;
         let (waiting, lines) = channel();
@@ -36,25 +36,25 @@ impl Lines {
             if let Err(error) = write(file, &lines, &unwritten) {
                 tracing::error!("{}: {error}; nothing more is recorded", name.display());
             }
-            // Whoever waited has gone if nobody hears it.
+            // The receiver may have given up waiting.
             let _ = done.send(());
         })?;
         Ok(Self { path: path.to_owned(), waiting: Some(waiting), waiting_bytes, written })
     }
 
-    /// Adds a line, unless the disk does not keep up: then the recording ends with a word about it,
-    /// because one with holes would mislead.
+    /// Appends a line. If the disk cannot keep up, the recording ends with a warning, because a log
+    /// with gaps would mislead.
     pub(super) fn add(&mut self, line: &impl serde::Serialize) {
         let Some(waiting) = &self.waiting else { return };
         let mut bytes = serde_json::to_vec(line).expect("what is recorded can be written as JSON");
         bytes.push(b'\n');
         let before = self.waiting_bytes.fetch_add(bytes.len(), Ordering::Relaxed);
-        if before > WAITING_BYTES_MAX {
+        if before > BUFFERED_BYTES_MAX {
             let path = self.path.display();
             tracing::error!("{path}: writing is too slow; nothing more is recorded");
             self.waiting = None;
         } else if waiting.send(bytes).is_err() {
-            // The other side has said why it is gone.
+            // The writer has logged the reason of its end.
             self.waiting = None;
         }
     }
@@ -63,14 +63,14 @@ impl Lines {
 impl Drop for Lines {
     fn drop(&mut self) {
         self.waiting = None;
-        // A disk that hangs must not keep the program from ending.
-        let _ = self.written.recv_timeout(LAST_WORDS);
+        // A hanging disk must not keep the program from ending.
+        let _ = self.written.recv_timeout(CLOSE_TIMEOUT);
     }
 }
 
 fn write(file: File, lines: &Receiver<Vec<u8>>, unwritten: &AtomicUsize) -> io::Result<()> {
     let mut file = BufWriter::new(file);
-    let mut flush_at = Instant::now() + FLUSHED_AFTER;
+    let mut flush_at = Instant::now() + FLUSH_INTERVAL;
     loop {
         match lines.recv_timeout(flush_at.saturating_duration_since(Instant::now())) {
             Ok(line) => {
@@ -82,7 +82,7 @@ fn write(file: File, lines: &Receiver<Vec<u8>>, unwritten: &AtomicUsize) -> io::
         }
         if flush_at <= Instant::now() {
             file.flush()?;
-            flush_at = Instant::now() + FLUSHED_AFTER;
+            flush_at = Instant::now() + FLUSH_INTERVAL;
         }
     }
 }

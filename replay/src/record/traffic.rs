@@ -11,7 +11,7 @@ use terrace_scheduler::{
 
 use super::lines::Lines;
 
-/// Writes a line for each request once it has ended. Replays accept the file as it is.
+/// Writes a line for each request when it ends. The file can be replayed directly.
 #[allow(missing_debug_implementations)]
 pub struct TrafficRecorder {
     lines: Lines,
@@ -19,14 +19,14 @@ pub struct TrafficRecorder {
     under_way: HashMap<RequestId, Line>,
 }
 
-/// A request, in the form of Mooncake's traces.
+/// A request, in the format of Mooncake's traces.
 #[derive(Clone, Serialize)]
 struct Line {
     /// In milliseconds.
     timestamp: f64,
     input_length: u32,
     output_length: u32,
-    /// The beginning of the key of each page; the last page need not be full.
+    /// Truncated key of each page; the last page may be partial.
     hash_ids: Vec<u64>,
     block_size: u32,
 }
@@ -35,7 +35,7 @@ impl TrafficRecorder {
     /// Records into a new file.
     ///
     /// # Errors
-    /// If there is such a file, or it cannot be made.
+    /// Fails if the file exists or cannot be created.
     pub fn create(path: &Path) -> io::Result<Self> {
         let namespace = Namespace::new("", 1);
         Ok(Self { lines: Lines::create(path)?, namespace, under_way: HashMap::new() })
@@ -79,7 +79,7 @@ impl Witness for TrafficRecorder {
             }
             Seen::Planned(plan) => {
                 for ended in &plan.ended {
-                    // Who was called off before its first token tells nothing about the others' load.
+                    // A request cancelled before its first token has no output length.
                     let line = self.under_way.remove(&ended.request);
                     if let Some(line) = line.filter(|line| line.output_length > 0) {
                         self.lines.add(&line);
@@ -103,7 +103,7 @@ mod tests {
     use crate::trace::{ReadOptions, Trace};
 
     #[test]
-    fn a_recording_is_a_trace() {
+    fn recording_can_be_read_as_a_trace() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("recorded.jsonl");
         let config = Config::builder().page_size(4).device_pages(64).build().unwrap();

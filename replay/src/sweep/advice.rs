@@ -1,13 +1,13 @@
-//! What to take of a sweep: the configurations that nothing beats, and the cheapest that is good enough.
+//! Conclusions of a sweep: the Pareto front, and the cheapest configuration that is good enough.
 
 use super::{Axis, SweepPoint, describe};
 use crate::human;
-use crate::verdict::OVERLOADED;
+use crate::verdict::OVERLOADED_SHARE;
 
-/// Without a promise, what is good enough: times this much longer than those of the best.
+/// Without an SLO, times up to this factor above the best are good enough.
 const GOOD_ENOUGH: f64 = 1.1;
 
-/// Marks the configurations that nothing beats.
+/// Marks the configurations on the Pareto front.
 pub(super) fn mark_front(points: &mut [SweepPoint]) {
     let measures: Vec<[f64; 4]> = points.iter().map(measures).collect();
     for (place, point) in points.iter_mut().enumerate() {
@@ -19,20 +19,20 @@ pub(super) fn mark_front(points: &mut [SweepPoint]) {
     }
 }
 
-/// What nobody wants more of: failures, cost, time to the first token, time between tokens.
+/// Returns the measures to minimise: failures, cost, time to the first token, time between tokens.
 fn measures(point: &SweepPoint) -> [f64; 4] {
     let (cost, ttft, tpot) = (point.spend.per_million_tokens, point.ttft_ms.p90, point.tpot_ms.p90);
     [point.failed as f64, cost, ttft, tpot]
 }
 
-/// The cheapest configuration that is good enough, and why.
+/// Returns the cheapest configuration that is good enough, and the reason.
 pub(super) fn answer(axes: &[Axis], points: &[SweepPoint]) -> (usize, String) {
     if points.iter().all(|point| point.finished == 0) {
         let answer =
             "No configuration could run any of the requests: they are too long for the device.";
         return (0, answer.to_owned());
     }
-    // Who fails requests is only recommended if all do.
+    // A configuration that fails requests is recommended only if all do.
     let fewest = points.iter().map(|point| point.failed).min().unwrap_or(0);
     let candidates: Vec<usize> =
         (0..points.len()).filter(|&place| points[place].failed == fewest).collect();
@@ -44,7 +44,7 @@ pub(super) fn answer(axes: &[Axis], points: &[SweepPoint]) -> (usize, String) {
     (choice.place, sentence)
 }
 
-/// What was chosen, why, and whether all others would have done as well.
+/// A recommendation, its reason, and whether all others would have done as well.
 struct Choice {
     place: usize,
     reason: String,
@@ -60,7 +60,7 @@ fn cheapest(points: &[SweepPoint], among: &[usize]) -> Option<usize> {
     among.iter().copied().min_by(order)
 }
 
-/// The cheapest that keeps the promise, or the one that comes nearest to it.
+/// Selects the cheapest that meets the SLO, or the one nearest to it.
 fn by_promise(points: &[SweepPoint], candidates: &[usize]) -> Choice {
     let good = |place: usize| points[place].goodput.map_or(0.0, |goods| goods.share);
     let is_kept = |place: &usize| points[*place].goodput.is_some_and(|goods| goods.is_kept);
@@ -82,14 +82,14 @@ fn by_promise(points: &[SweepPoint], candidates: &[usize]) -> Choice {
     Choice { place, reason, all_are_good: false }
 }
 
-/// The cheapest of those whose times are nearly as short as they can be together.
+/// Selects the cheapest whose times are near the best combination.
 fn by_times(points: &[SweepPoint], candidates: &[usize]) -> Choice {
     let least = |time: fn(&SweepPoint) -> f64| {
         let times = candidates.iter().map(|&place| time(&points[place]));
         times.fold(f64::INFINITY, f64::min).max(1e-9)
     };
     let (ttft, tpot) = (least(|point| point.ttft_ms.p90), least(|point| point.tpot_ms.p90));
-    // How much longer the worse of both is than the shortest that anybody has.
+    // The larger of the two ratios to the shortest time of any candidate.
     let longer = |place: usize| {
         let point = &points[place];
         (point.ttft_ms.p90 / ttft).max(point.tpot_ms.p90 / tpot)
@@ -144,8 +144,8 @@ fn sentence(axes: &[Axis], points: &[SweepPoint], choice: &Choice) -> String {
         answer += " Configurations without host memory were replayed without L3: pages reach L3 \
                    through host memory.";
     }
-    // Whoever decodes computes all the time; overloaded is where most of the time is waiting.
-    if point.busy > OVERLOADED && point.ttft_ms.p50 > point.e2e_ms.p50 / 2.0 {
+    // Decoding workers are always busy; they are overloaded if waiting dominates.
+    if point.busy > OVERLOADED_SHARE && point.ttft_ms.p50 > point.e2e_ms.p50 / 2.0 {
         answer += " The workers are overloaded even so: more or faster workers would help more than \
                    memory.";
     }
@@ -160,7 +160,7 @@ mod tests {
     use crate::trace::Synthetic;
 
     #[test]
-    fn the_answer_says_that_there_is_no_l3_without_host_memory() {
+    fn answer_mentions_that_l3_needs_host_memory() {
         let trace = Synthetic { requests: 60, ..Synthetic::default() }.trace().unwrap();
         let answer = |axes: &[&str]| {
             let axes = axes.iter().map(|axis| Axis::parse(axis).unwrap()).collect();
@@ -171,7 +171,8 @@ mod tests {
         assert!(!answer(&["host=400k", "l3=0,1M"]).contains("without L3"));
     }
 
-    /// Three configurations, the later the dearer, with these times to the first token and between tokens.
+    /// Creates three configurations of rising cost, with these times to the first token and between
+    /// tokens.
     fn three(ttft: [f64; 3], tpot: [f64; 3], slo: Option<&str>) -> Sweep {
         let mut options = Options::default();
         options.set(Setting::Device, "200k");
@@ -195,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cheapest_that_is_nearly_the_best_is_recommended() {
+    fn recommends_the_cheapest_near_the_best() {
         let mut sweep = three([120.0, 104.0, 100.0], [20.0; 3], None);
         let (place, sentence) = answer(&sweep.axes, &sweep.points);
         assert_eq!(place, 1);
@@ -207,15 +208,15 @@ mod tests {
     }
 
     #[test]
-    fn times_between_tokens_count_as_much_as_the_first() {
+    fn tpot_counts_as_much_as_ttft() {
         let sweep = three([100.0, 100.0, 100.0], [40.0, 20.0, 20.0], None);
         assert_eq!(answer(&sweep.axes, &sweep.points).0, 1);
-        // The last costs more than the second and is no better.
+        // The third costs more than the second and is no better.
         assert_eq!(front(&sweep), [true, true, false]);
     }
 
     #[test]
-    fn a_promise_decides_where_there_is_one() {
+    fn slo_decides_if_set() {
         let mut sweep = three([100.0; 3], [20.0; 3], Some("1s"));
         for (point, share) in sweep.points.iter_mut().zip([0.85, 0.91, 0.99]) {
             let goods = point.goodput.as_mut().unwrap();

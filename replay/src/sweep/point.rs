@@ -1,4 +1,5 @@
-//! One configuration of a sweep and its figures; with several seeds, their means and how sure they are.
+//! One configuration of a sweep and its figures; with several seeds, their means and confidence
+//! intervals.
 
 use serde::Serialize;
 
@@ -6,77 +7,76 @@ use crate::prices::Spend;
 use crate::report::{BytesMoved, Distribution, Report, Reuse};
 use crate::slo::Goodput;
 
-/// One configuration and its figures: with several seeds, the means over them.
+/// One configuration and its figures; means, if there are several seeds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SweepPoint {
-    /// The values on the axes.
+    /// Values on the axes.
     pub values: Vec<String>,
-    /// The size of a worker's device tier.
+    /// Size of a worker's device tier.
     pub device_tokens: u64,
-    /// The size of a worker's host tier.
+    /// Size of a worker's host tier.
     pub host_tokens: u64,
-    /// The size of L3; none for no limit.
+    /// Size of L3; none if unlimited.
     pub l3_tokens: Option<u64>,
-    /// The most that L3 held.
+    /// Largest amount in L3.
     pub l3_peak_tokens: u64,
-    /// Bytes of KV for one token.
+    /// Bytes of KV per token.
     pub kv_bytes_per_token: u64,
-    /// Workers.
+    /// Number of workers.
     pub workers: u32,
     /// Requests that got all their tokens.
     pub finished: u64,
-    /// Requests that failed or could not be taken.
+    /// Requests that failed or were refused.
     pub failed: u64,
-    /// From the first arrival to the last token.
+    /// Time from the first arrival to the last token.
     pub virtual_s: f64,
-    /// Which share of the prompt tokens was found where.
+    /// Shares of the prompt tokens by source.
     pub reuse: Reuse,
-    /// From arrival to the first token.
+    /// Time from arrival to the first token.
     pub ttft_ms: Distribution,
-    /// Between one token and the next.
+    /// Time between consecutive tokens.
     pub itl_ms: Distribution,
-    /// Of each request, how long its tokens took on average after the first.
+    /// Mean time per token after the first, by request.
     pub tpot_ms: Distribution,
-    /// From arrival to the last token.
+    /// Time from arrival to the last token.
     pub e2e_ms: Distribution,
-    /// Tokens produced in a second.
+    /// Generated tokens per second.
     pub output_tokens_per_s: f64,
-    /// The share of the time in which workers computed.
+    /// Share of time in which workers computed.
     pub busy: f64,
-    /// Bytes that went over each kind of link.
+    /// Bytes moved by kind of link.
     pub bytes_moved: BytesMoved,
-    /// How many got what was promised, if anything was.
+    /// Requests that met the SLO, if there is one.
     pub goodput: Option<Goodput>,
-    /// What it costs.
+    /// Costs.
     pub spend: Spend,
-    /// Whether no other configuration is as good in every respect (cost, time to first token, time
-    /// between tokens) and better in one.
+    /// True if the configuration is on the Pareto front of cost, time to first token and time
+    /// between tokens.
     pub is_on_front: bool,
-    /// How sure the figures are, if there were several seeds.
+    /// Confidence intervals, with several seeds.
     pub confidence: Option<Confidence>,
 }
 
-/// By how much the mean over more and more seeds is expected to differ from what is told, at the most,
-/// in 95 of 100 cases.
+/// Half widths of the 95 % confidence intervals of the means.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Confidence {
-    /// How many seeds there were.
+    /// Number of seeds.
     pub seeds: u32,
-    /// Of the mean time to first token.
+    /// Mean time to first token.
     pub ttft_ms_mean: f64,
-    /// Of its 90th percentile.
+    /// Its 90th percentile.
     pub ttft_ms_p90: f64,
-    /// Of its 99th percentile.
+    /// Its 99th percentile.
     pub ttft_ms_p99: f64,
-    /// Of the 90th percentile of the requests' mean times between tokens.
+    /// 90th percentile of the requests' mean times between tokens.
     pub tpot_ms_p90: f64,
-    /// Of the 99th percentile of the times between tokens.
+    /// 99th percentile of the times between tokens.
     pub itl_ms_p99: f64,
-    /// Of the share of prompt tokens that was reused.
+    /// Share of reused prompt tokens.
     pub reuse: f64,
-    /// Of the share of good requests.
+    /// Share of good requests.
     pub good_share: f64,
-    /// Of what a million tokens cost.
+    /// Cost of a million tokens.
     pub per_million_tokens: f64,
 }
 
@@ -115,7 +115,7 @@ impl SweepPoint {
         }
     }
 
-    /// The means over several seeds.
+    /// Returns the means over several seeds.
     pub(super) fn mean_of(points: &[Self]) -> Option<Self> {
         let first = points.first()?;
         if points.len() == 1 {
@@ -166,7 +166,7 @@ impl SweepPoint {
                 requests_per_s: goodput(|goods| goods.requests_per_s),
                 ttft_share: goodput(|goods| goods.ttft_share),
                 tpot_share: goodput(|goods| goods.tpot_share),
-                // A promise that one day of several breaks is not kept.
+                // An objective that is missed on one day is not met.
                 is_kept: points
                     .iter()
                     .all(|point| point.goodput.is_some_and(|goods| goods.is_kept)),
@@ -210,7 +210,7 @@ const STUDENT: [f64; 15] = [
     2.145, 2.131,
 ];
 
-/// Half of the 95 % interval around the mean of a few values.
+/// Returns half of the 95 % confidence interval of the mean of a few values.
 fn half_width(values: &[f64]) -> f64 {
     let count = values.len() as f64;
     if values.len() < 2 {
@@ -218,7 +218,7 @@ fn half_width(values: &[f64]) -> f64 {
     }
     let mean = values.iter().sum::<f64>() / count;
     let squares: f64 = values.iter().map(|value| (value - mean) * (value - mean)).sum();
-    // The table's last value is a little too careful for more.
+    // For more values the table's last entry is slightly too wide.
     let student = STUDENT[(values.len() - 2).min(STUDENT.len() - 1)];
     student * (squares / (count - 1.0) / count).sqrt()
 }
@@ -228,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_interval_is_student_s() {
+    fn confidence_uses_student_t() {
         // Mean 12, deviation 2 of three values.
         assert!((half_width(&[10.0, 12.0, 14.0]) - 4.303 * 2.0 / 3f64.sqrt()).abs() < 1e-9);
         assert_eq!(half_width(&[5.0; 8]), 0.0);

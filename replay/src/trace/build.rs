@@ -1,39 +1,39 @@
-//! Putting a trace together, request by request.
+//! Construction of a trace, request by request.
 
 use terrace_cache::HashedMap;
 
 use super::{Trace, TraceRequest, Turn};
 
-/// Tokens of a prompt or an answer at the most.
+/// Largest number of tokens in a prompt or an answer.
 pub const TOKENS_MAX: u32 = 16 << 20;
 
-/// Tokens of a block at the most.
+/// Largest number of tokens in a block.
 const BLOCK_TOKENS_MAX: u32 = 65_536;
 
-/// Different tokens of all prompts at the most: they are numbered by 32 bits, and those of answers
-/// must find room too.
+/// Largest number of distinct tokens in all prompts: ids have 32 bits, with room for the tokens of
+/// answers.
 const DISTINCT_TOKENS_MAX: u64 = u32::MAX as u64 - (1 << 28);
 
-/// Blocks of all prompts together at the most: 2 GiB of memory.
+/// Largest number of blocks in all prompts: 2 GiB of memory.
 const BLOCKS_MAX: usize = 1 << 29;
 
-/// Requests at the most.
+/// Largest number of requests.
 const REQUESTS_MAX: usize = 1 << 26;
 
-/// Requests on their way to a [`Trace`].
+/// Builder of a [`Trace`].
 #[derive(Debug)]
 pub struct TraceBuilder {
     trace: Trace,
     numbers: HashedMap<u64, u32>,
-    /// Turns of sessions, by the place of their request as it was added.
+    /// Session turns, by the index of their request in order of insertion.
     turns: HashedMap<u32, Turn>,
 }
 
 impl TraceBuilder {
-    /// A trace with blocks of so many tokens.
+    /// Creates a builder for blocks of `block_tokens` tokens.
     ///
     /// # Errors
-    /// What is wrong with the size.
+    /// Fails if the size is invalid.
     pub fn new(block_tokens: u32) -> Result<Self, String> {
         if !(1..=BLOCK_TOKENS_MAX).contains(&block_tokens) {
             return Err(format!(
@@ -49,7 +49,7 @@ impl TraceBuilder {
     /// prefill yields one.
     ///
     /// # Errors
-    /// What is wrong with it; nothing was added then.
+    /// Fails if the request is invalid; nothing is added then.
     pub fn push(
         &mut self,
         arrival_us: u64,
@@ -102,12 +102,12 @@ impl TraceBuilder {
         Ok(())
     }
 
-    /// Adds a request that belongs to a session: it waits for the answer to the one before it. Where its
-    /// prompt begins with all of that one's prompt, what follows is that answer and something new, so that
+    /// Adds a turn of a session, which waits for the answer to the turn before it. If its prompt
+    /// begins with the whole earlier prompt, the continuation is that answer and a new message, so
     /// the answer can be reused.
     ///
     /// # Errors
-    /// As [`TraceBuilder::push`].
+    /// Same as [`TraceBuilder::push`].
     pub fn push_turn(
         &mut self,
         arrival_us: u64,
@@ -122,26 +122,26 @@ impl TraceBuilder {
         Ok(())
     }
 
-    /// Tokens in a block.
+    /// Returns the number of tokens in a block.
     #[must_use]
     pub fn block_tokens(&self) -> u32 {
         self.trace.block_tokens
     }
 
-    /// How many requests there are so far.
+    /// Returns the number of requests so far.
     #[must_use]
     pub fn len(&self) -> usize {
         self.trace.requests.len()
     }
 
-    /// Whether there is none yet.
+    /// Returns whether there are no requests yet.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.trace.requests.is_empty()
     }
 
-    /// The trace: sorted by arrival, those of one moment as they were added, and counted from the
-    /// first.
+    /// Returns the trace, sorted by arrival and, within one time, by insertion, with times relative
+    /// to the first.
     #[must_use]
     pub fn finish(self) -> Trace {
         let mut trace = self.trace;

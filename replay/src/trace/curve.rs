@@ -1,30 +1,29 @@
-//! How much a cache of any size would reuse: the exact stack distances of a least-recently-used
-//! cache, for all sizes in one pass.
+//! Reuse by cache size: the exact stack distances of an LRU cache, for all sizes in one pass.
 
 use super::Trace;
 use super::prefixes::Prefixes;
 
-/// Reuse against capacity, for one page size. A cache of pages that lets go of the least recently used,
-/// a prompt's last page first, reuses exactly this much when one request comes after the other.
+/// Reuse by capacity, for one page size. An LRU cache of pages that evicts a prompt's last page
+/// first reuses exactly this much if requests run in sequence.
 #[derive(Clone, Debug)]
 pub struct ReuseCurve {
     page_size: u32,
     prompt_tokens: u64,
     distinct_pages: u64,
-    /// Pages that come again: how many other pages were used since the last time, and how many pages
-    /// come in a row; the second of them has one more page before it, and so on.
+    /// Reused pages: the number of distinct pages used since the last use, and the number of
+    /// consecutive such pages; each further page has one more before it.
     returns: Vec<(u64, u32)>,
 }
 
-/// Pages that are only ever used together: a part of a block after one prefix.
+/// Pages that are only used together: a part of a block after one prefix.
 struct Atom {
     pages: u32,
-    /// The place of its latest use among all uses, if it was used.
+    /// Index of its latest use, if it was used.
     last_use: Option<usize>,
 }
 
 impl ReuseCurve {
-    /// Looks at a whole trace.
+    /// Analyses a whole trace.
     #[must_use]
     pub fn new(trace: &Trace, page_size: u32) -> Self {
         let Parts { ends, first, uses } = Parts::new(trace, page_size);
@@ -65,7 +64,7 @@ impl ReuseCurve {
                     }
                 }
             }
-            // The beginning of a prompt is what most others share: it counts as used last.
+            // The start of a prompt is shared most: it counts as used last.
             for &place in touched.iter().rev() {
                 let atom = &mut atoms[place];
                 if let Some(last_use) = atom.last_use {
@@ -80,7 +79,7 @@ impl ReuseCurve {
         Self { page_size, prompt_tokens, distinct_pages: recent.total, returns }
     }
 
-    /// Tokens that a cache of so many pages would reuse.
+    /// Returns the tokens that a cache of `capacity_pages` pages would reuse.
     #[must_use]
     pub fn reusable_tokens(&self, capacity_pages: u64) -> u64 {
         let pages = self
@@ -90,27 +89,27 @@ impl ReuseCurve {
         pages.sum::<u64>() * u64::from(self.page_size)
     }
 
-    /// The same as a share of all prompt tokens.
+    /// Returns the same as a share of all prompt tokens.
     #[must_use]
     pub fn ratio(&self, capacity_pages: u64) -> f64 {
         self.reusable_tokens(capacity_pages) as f64 / self.prompt_tokens.max(1) as f64
     }
 
-    /// Different pages of the trace: a larger cache gains nothing.
+    /// Returns the number of distinct pages: a larger cache gains nothing.
     #[must_use]
     pub fn distinct_pages(&self) -> u64 {
         self.distinct_pages
     }
 }
 
-/// Where prompts end within blocks, which is where a block falls into parts.
+/// Divisions of blocks at the places where prompts end.
 struct Parts {
     /// Prefix and page within its last block, sorted: the end of each part.
     ends: Vec<(u32, u32)>,
-    /// By prefix: its first part.
+    /// First part of each prefix.
     first: Vec<u32>,
-    /// By request: its prefixes, and how many pages of each one's last block it has. A page belongs to
-    /// the block that it ends in.
+    /// For each request its prefixes, and the pages of each one's last block. A page belongs to the
+    /// block in which it ends.
     uses: Vec<Vec<(u32, u32)>>,
 }
 
@@ -142,7 +141,7 @@ impl Parts {
     }
 }
 
-/// Sums over a list that changes.
+/// Prefix sums over a mutable list.
 struct Fenwick {
     sums: Vec<i64>,
     total: u64,
@@ -162,7 +161,7 @@ impl Fenwick {
         }
     }
 
-    /// The sum of everything up to and including a place.
+    /// Returns the sum up to and including a place.
     fn up_to(&self, place: usize) -> u64 {
         let mut at = place + 1;
         let mut sum = 0;
@@ -181,7 +180,7 @@ mod tests {
     use super::super::TraceBuilder;
     use super::*;
 
-    /// The definition: a list of prefixes, the latest first.
+    /// Reference implementation: a list of prefixes, the latest first.
     fn slow_lru(trace: &Trace, page_size: u32, capacity: usize) -> u64 {
         let page_size = page_size as usize;
         let mut cached: Vec<Vec<Token>> = Vec::new();
@@ -204,7 +203,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn the_curve_is_what_a_cache_of_each_size_does(
+        fn curve_equals_a_simulated_cache(
             block_tokens in 1u32..9,
             page_size in proptest::sample::select(vec![1u32, 2, 4, 8]),
             prompts in proptest::collection::vec(

@@ -1,25 +1,25 @@
-//! What is in a trace: lengths, sharing, working sets, and what caches could reuse.
+//! Description of a trace: lengths, sharing, working sets, and reuse.
 
 use serde::Serialize;
 
 use super::prefixes::Prefixes;
 use super::{ReuseCurve, Trace};
 
-/// Windows of time for which the working set is found.
+/// Windows for working sets.
 const WINDOWS_S: [u64; 4] = [60, 300, 900, 3600];
 
-/// How many periods the whole time is divided into.
+/// Number of periods of a trace.
 const PERIODS: u64 = 60;
 
-/// The most popular prefixes that are named.
+/// Largest number of popular prefixes.
 const POPULAR_MAX: usize = 5;
 
-/// What is in a trace.
+/// Description of a trace.
 #[derive(Clone, Debug, Serialize)]
 pub struct Description {
-    /// How many requests there are.
+    /// Number of requests.
     pub requests: u64,
-    /// From the first arrival to the last.
+    /// Time from the first arrival to the last.
     pub span_s: f64,
     /// Tokens in a block.
     pub block_tokens: u32,
@@ -29,122 +29,122 @@ pub struct Description {
     pub input: Lengths,
     /// Tokens of answers.
     pub output: Lengths,
-    /// What prompts have in common.
+    /// Sharing between prompts.
     pub sharing: Sharing,
-    /// Different tokens that are used within windows of time.
+    /// Distinct tokens used within time windows.
     pub working_sets: Vec<WorkingSet>,
     /// The trace in slices of equal length.
     pub periods: Vec<TracePeriod>,
-    /// What an unlimited cache could reuse, by page size.
+    /// Upper bounds of reuse, by page size.
     pub ceilings: Vec<PageCeiling>,
-    /// What a cache of limited size could reuse that lets go of the least recently used.
+    /// Reuse of an LRU cache, by size.
     pub curve: Vec<CapacityPoint>,
 }
 
-/// How lengths are distributed.
+/// Distribution of lengths.
 #[derive(Clone, Debug, Serialize)]
 pub struct Lengths {
-    /// All together.
+    /// Total.
     pub total: u64,
-    /// The mean.
+    /// Mean.
     pub mean: f64,
-    /// Half are no longer.
+    /// Median.
     pub p50: u32,
-    /// Nine of ten are no longer.
+    /// 90th percentile.
     pub p90: u32,
-    /// All but one of a hundred are no longer.
+    /// 99th percentile.
     pub p99: u32,
-    /// The longest.
+    /// Maximum.
     pub max: u32,
-    /// How many are how long; each bin ends at twice the length of the one before.
+    /// Histogram; each bin ends at twice the length of the one before.
     pub histogram: Vec<Bin>,
 }
 
 /// A bin of a histogram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Bin {
-    /// The smallest value in it.
+    /// Smallest value.
     pub from: u32,
-    /// The largest.
+    /// Largest value.
     pub to: u32,
-    /// How many are in it.
+    /// Number of values.
     pub count: u64,
 }
 
-/// What prompts have in common with earlier ones, in an unlimited cache.
+/// Sharing between prompts, in an unlimited cache.
 #[derive(Clone, Debug, Serialize)]
 pub struct Sharing {
-    /// Different tokens, as prefixes: what an unlimited cache would hold in the end.
+    /// Distinct tokens, as prefixes: the final content of an unlimited cache.
     pub distinct_tokens: u64,
-    /// Requests that find something.
+    /// Requests with hits.
     pub requests_with_reuse: u64,
-    /// Of those, what they find on average.
+    /// Mean number of hit tokens of those.
     pub mean_reused_tokens: f64,
-    /// How much of the prompt is found, in percent: how many requests.
+    /// Histogram of the reused share of prompts, in percent.
     pub reused_percent: Vec<Bin>,
-    /// The most popular beginnings of prompts.
+    /// Most popular prefixes.
     pub popular: Vec<Popular>,
 }
 
-/// A beginning that prompts have in common.
+/// A shared prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Popular {
-    /// How long it is: until fewer than half of them go on alike.
+    /// Length, up to where fewer than half of the prompts agree.
     pub tokens: u64,
-    /// How many prompts begin with it.
+    /// Number of prompts with it.
     pub requests: u64,
 }
 
-/// Different tokens that are used within windows of one length.
+/// Distinct tokens used within windows of one length.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct WorkingSet {
-    /// The window's length.
+    /// Length of the window.
     pub window_s: u64,
-    /// The mean over all windows, empty ones included.
+    /// Mean over all windows, including empty ones.
     pub mean_tokens: f64,
-    /// The largest of any.
+    /// Maximum over all windows.
     pub max_tokens: u64,
 }
 
 /// A slice of the trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct TracePeriod {
-    /// When it begins.
+    /// Start.
     pub start_s: f64,
-    /// Requests that come in it.
+    /// Arriving requests.
     pub requests: u64,
-    /// Tokens of their prompts.
+    /// Their prompt tokens.
     pub input_tokens: u64,
-    /// Tokens of their answers.
+    /// Their answer tokens.
     pub output_tokens: u64,
-    /// Tokens of their prompts that an unlimited cache could reuse.
+    /// Their prompt tokens that an unlimited cache could reuse.
     pub reusable_tokens: u64,
 }
 
-/// What an unlimited cache could reuse.
+/// Upper bound of reuse for a page size.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct PageCeiling {
     /// Tokens in a page.
     pub page_size: u32,
-    /// Tokens that could be reused.
+    /// Reusable tokens.
     pub reusable_tokens: u64,
     /// The share of all prompt tokens.
     pub ratio: f64,
 }
 
-/// What a cache of some size could reuse.
+/// Reuse of a cache of some size.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct CapacityPoint {
-    /// Its size.
+    /// Size of the cache.
     pub capacity_tokens: u64,
-    /// Tokens that could be reused.
+    /// Reusable tokens.
     pub reusable_tokens: u64,
     /// The share of all prompt tokens.
     pub ratio: f64,
 }
 
 impl Trace {
-    /// Looks at the whole trace; pages are counted with this size.
+    /// Describes the whole trace; pages have this size.
     #[must_use]
     pub fn describe(&self, page_size: u32) -> Description {
         let reusable = self.ceiling(page_size).by_request;
@@ -183,7 +183,7 @@ impl Trace {
         let most = curve.distinct_pages();
         // Powers of two and the middles between them.
         let steps = (4..).flat_map(|power| [2u64 << power, 3 << power]);
-        // What is less than a thousandth of everything is no size that anybody considers.
+        // Sizes below a thousandth of the total are not useful.
         let sizes = steps.skip_while(|pages| pages * 1000 < most);
         let sizes = sizes.take_while(|&pages| pages < most).chain([most]);
         sizes
@@ -232,14 +232,14 @@ impl Trace {
         }
     }
 
-    /// Different tokens, and the most popular beginnings.
+    /// Returns the number of distinct tokens, and the most popular prefixes.
     fn prefix_use(&self) -> (u64, Vec<Popular>) {
         #[derive(Clone, Copy, Default)]
         struct Prefix {
             tokens: u32,
             depth: u32,
             requests: u32,
-            /// The most requests that any continuation has.
+            /// Number of requests of the most frequent continuation.
             continued: u32,
         }
         let mut prefixes = Prefixes::new(self.distinct_blocks());
@@ -269,7 +269,7 @@ impl Trace {
             }
         }
         let distinct_tokens = all.iter().map(|prefix| u64::from(prefix.tokens)).sum();
-        // A beginning that most go on with alike is not worth naming beside the longer one.
+        // A prefix whose longer continuation is nearly as frequent is not listed.
         let mut popular: Vec<Popular> = all
             .iter()
             .filter(|prefix| prefix.requests > 1 && prefix.continued * 2 <= prefix.requests)
@@ -292,7 +292,7 @@ impl Trace {
 
     fn working_set(&self, window_s: u64) -> WorkingSet {
         let mut prefixes = Prefixes::new(self.distinct_blocks());
-        // By prefix: the window that it was last used in, from 1 on, and how much of its last block.
+        // By prefix: the window of its last use, from 1 on, and the used length of its last block.
         let mut used: Vec<(u64, u32)> = Vec::new();
         let (mut total, mut current, mut max_tokens, mut window) = (0u64, 0u64, 0u64, 1);
         for request in self.requests() {
@@ -340,7 +340,7 @@ impl Lengths {
                 Some(bin) if bin.from == from => bin.count += 1,
                 Some(_) | None => {
                     let next = histogram.last().map_or(from, |bin| bin.to + 1);
-                    // Lengths that nothing has are shown as such.
+                    // Empty bins are listed.
                     let mut start = next;
                     while start < from {
                         let to = start * 2 - 1;
@@ -393,18 +393,18 @@ mod tests {
     }
 
     #[test]
-    fn sharing_tells_how_much_and_of_what() {
+    fn describes_sharing() {
         let sharing = trace().describe(4).sharing;
         assert_eq!(sharing.distinct_tokens, 8 + 4 + 2 + 4);
         assert_eq!((sharing.requests_with_reuse, sharing.mean_reused_tokens), (2, 8.0));
-        // Of 12 tokens 8 are found, and of 10 tokens 8.
+        // 8 of 12 tokens are reused, and 8 of 10.
         let tenths: Vec<u64> = sharing.reused_percent.iter().map(|bin| bin.count).collect();
         assert_eq!(tenths, [2, 0, 0, 0, 0, 0, 1, 0, 1, 0]);
         assert_eq!(sharing.popular, [Popular { tokens: 8, requests: 3 }]);
     }
 
     #[test]
-    fn working_sets_count_what_is_used_within_a_window_once() {
+    fn working_sets_count_distinct_tokens() {
         let sets = trace().describe(4).working_sets;
         let minute = WorkingSet { window_s: 60, mean_tokens: (12.0 + 14.0) / 2.0, max_tokens: 14 };
         let whole = WorkingSet { window_s: 101, mean_tokens: 18.0, max_tokens: 18 };
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn periods_cover_everything() {
+    fn periods_cover_the_trace() {
         let described = trace().describe(4);
         let sum = |of: fn(&TracePeriod) -> u64| described.periods.iter().map(of).sum::<u64>();
         assert_eq!(sum(|period| period.requests), 4);

@@ -1,4 +1,4 @@
-//! Traffic as people have it: other formats than Mooncake's, made into traces.
+//! Import of traffic in other formats than Mooncake's.
 
 mod bench;
 mod conversations;
@@ -18,40 +18,40 @@ use super::{BadLine, BadLines, Reading, TraceBuilder, TraceError, Turn};
 use crate::draws::Draws;
 use text::block_ids;
 
-/// A format of traffic.
+/// A traffic format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// Mooncake's traces: one request a line, with the blocks of its prompt.
+    /// Mooncake's traces: one request per line, with the blocks of its prompt.
     Mooncake,
     /// Azure's CSV of LLM inference: TIMESTAMP, ContextTokens, GeneratedTokens.
     Azure,
     /// BurstGPT's CSV: Timestamp, Model, Request tokens, Response tokens and more.
     BurstGpt,
-    /// ShareGPT's conversations: a JSON array, or one conversation a line.
+    /// ShareGPT conversations: a JSON array, or one conversation per line.
     ShareGpt,
-    /// Messages as OpenAI's clients send them, one request or conversation a line.
+    /// OpenAI-style messages, one request or conversation per line.
     OpenAi,
-    /// What vLLM's and SGLang's serving benchmarks write with all details.
+    /// Detailed output of vLLM's and SGLang's serving benchmarks.
     Bench,
 }
 
-/// What makes tokens of text.
+/// A tokenizer.
 pub type Tokenise<'a> = &'a dyn Fn(&str) -> Result<Vec<u32>, String>;
 
-/// How to make a trace of traffic.
+/// Options of an import.
 #[derive(Clone, Copy)]
 pub struct ImportOptions<'a> {
-    /// The format; found out from the beginning of the file if it is not given.
+    /// Format; detected from the start of the file if absent.
     pub format: Option<Format>,
-    /// Tokens of a block; 16 if not given.
+    /// Tokens in a block; 16 by default.
     pub block_tokens: Option<u32>,
-    /// What to do about lines that are not understood.
+    /// Handling of invalid lines.
     pub bad_lines: BadLines,
-    /// Requests that come in a second where the traffic does not say when they come.
+    /// Requests per second, for traffic without times.
     pub rate_per_s: f64,
-    /// What times that are not known are drawn from.
+    /// Seed of unknown times.
     pub seed: u64,
-    /// What makes tokens of text; without it, four letters are a token.
+    /// Tokenizer; by default four characters are a token.
     pub tokenise: Option<Tokenise<'a>>,
 }
 
@@ -74,22 +74,22 @@ impl Default for ImportOptions<'_> {
     }
 }
 
-/// Tokens of a block where nobody says it: a usual page.
+/// Default tokens in a block: a typical page.
 const BLOCK_TOKENS: u32 = 16;
-/// The median time that a user thinks, where nobody says it.
+/// Default median of a user's think time.
 const THINK_S: f64 = 20.0;
-/// How many columns that were not used are named.
+/// Largest number of ignored columns that are named.
 const IGNORED_MAX: usize = 40;
-/// What is looked at to find out the format.
+/// Bytes read to detect the format.
 const BEGINNING_BYTES: usize = 64 << 10;
 
-/// Requests on their way to a trace: turns of one conversation, whose prompts begin with each other.
+/// A conversation on its way to a trace: turns whose prompts extend each other.
 #[derive(Debug, Default)]
 struct Conversation {
-    /// Where it begins in the file.
+    /// First line in the file.
     line: u64,
     session: Option<u64>,
-    /// What is known of its tokens: all prompts and answers but the last; none if only lengths are known.
+    /// Tokens of all prompts and answers but the last; empty if only lengths are known.
     tokens: Vec<u32>,
     turns: Vec<Length>,
 }
@@ -97,17 +97,17 @@ struct Conversation {
 /// A turn of a conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Length {
-    /// When it came, if that is known; in a unit and from a beginning that all have in common.
+    /// Arrival time, if known; unit and origin are common to all.
     at_us: Option<u64>,
     input_tokens: u32,
     output_tokens: u32,
 }
 
-/// What a reader of a format hands on, and what it could not use.
+/// Receiver of a reader's conversations and errors.
 struct Sink<'a> {
     options: &'a ImportOptions<'a>,
     file: String,
-    /// The line that is being read, or the place among conversations where lines do not count.
+    /// Current line, or index of the conversation in formats without lines.
     line: u64,
     conversations: Vec<Conversation>,
     skipped_lines: u64,
@@ -119,17 +119,17 @@ impl super::Trace {
     /// Reads traffic of any format, plain or gzip.
     ///
     /// # Errors
-    /// What cannot be read, by line.
+    /// Returns the invalid line.
     pub fn import(path: &Path, options: &ImportOptions<'_>) -> Result<Reading, TraceError> {
         let file = File::open(path)
             .map_err(|source| TraceError::Open { path: path.to_owned(), source })?;
         Self::import_from(file, &path.display().to_string(), options)
     }
 
-    /// The same from anywhere; `name` is what errors call it.
+    /// Reads traffic from any source; `name` is used in errors.
     ///
     /// # Errors
-    /// As [`Trace::import`](super::Trace::import).
+    /// Same as [`Trace::import`](super::Trace::import).
     pub fn import_from(
         input: impl Read,
         name: &str,
@@ -172,7 +172,7 @@ impl super::Trace {
 }
 
 impl Format {
-    /// Every format and its name.
+    /// All formats with their names.
     pub const ALL: [(&'static str, Self); 6] = [
         ("mooncake", Self::Mooncake),
         ("azure", Self::Azure),
@@ -182,7 +182,7 @@ impl Format {
         ("bench", Self::Bench),
     ];
 
-    /// The format of what begins like this; Mooncake's where nothing speaks for another.
+    /// Detects the format by the start of a file; Mooncake's by default.
     #[must_use]
     pub fn of(beginning: &[u8]) -> Self {
         let text = String::from_utf8_lossy(beginning);
@@ -207,7 +207,7 @@ impl Sink<'_> {
         self.conversations.push(Conversation { line: self.line, ..conversation });
     }
 
-    /// A line is not understood.
+    /// Records an invalid line.
     fn turn_down(&mut self, line: u64, problem: String) -> Result<(), TraceError> {
         let bad_line = BadLine { file: self.file.clone(), line, problem };
         match self.options.bad_lines {
@@ -222,7 +222,7 @@ impl Sink<'_> {
         Ok(())
     }
 
-    /// Notes columns or fields that nothing is made of.
+    /// Records ignored columns or fields.
     fn ignore<'n>(&mut self, names: impl Iterator<Item = &'n str>) {
         for name in names {
             if self.ignored.len() < IGNORED_MAX && !self.ignored.contains(name) {
@@ -235,7 +235,7 @@ impl Sink<'_> {
         TraceError::Input { file: self.file.clone(), source }
     }
 
-    /// Text as tokens.
+    /// Tokenizes text.
     fn tokens(&self, text: &str) -> Result<Vec<u32>, String> {
         match self.options.tokenise {
             Some(tokenise) => tokenise(text),
@@ -255,7 +255,7 @@ impl Sink<'_> {
             });
         }
         let first_us = all().filter_map(|turn| turn.at_us).min().unwrap_or(0);
-        // Conversations without times begin one after the other, so that requests come at the rate.
+        // Conversations without times start in sequence, so that requests arrive at the rate.
         let turns_each = requests as f64 / self.conversations.len() as f64;
         let interval_us = turns_each / self.options.rate_per_s * 1e6;
         let mut dice = Dice::new(self.options.seed);
@@ -278,7 +278,7 @@ impl Sink<'_> {
                 let (input, output) = (turn.input_tokens, turn.output_tokens);
                 let is_session = conversation.session.is_some() || conversation.turns.len() > 1;
                 let pushed = if is_session {
-                    // Numbers of those without a name are above all that have one.
+                    // Generated session numbers are above all given ones.
                     let session = conversation.session.unwrap_or(place as u64 | 1 << 63);
                     let think_us = (turn.at_us.is_none() && number > 0).then_some(think_us as u64);
                     builder.push_turn(arrival_us, input, output, blocks, Turn { session, think_us })
@@ -300,7 +300,7 @@ impl Sink<'_> {
     }
 }
 
-/// Blocks for prompts of which only lengths are known: nobody else has them.
+/// Unique blocks for prompts of which only lengths are known.
 #[derive(Default)]
 struct OwnBlocks(u64);
 
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn formats_are_known_by_how_they_begin() {
+    fn detects_formats() {
         for (beginning, format) in [
             ("TIMESTAMP,ContextTokens,GeneratedTokens\n", Format::Azure),
             (
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn mooncake_s_lines_are_read_as_ever() {
+    fn reads_mooncake_lines() {
         let line =
             r#"{"timestamp": 5, "input_length": 600, "output_length": 3, "hash_ids": [7, 8]}"#;
         let trace = import(line).unwrap().trace;

@@ -1,9 +1,9 @@
-//! Prefixes of prompts, numbered: two prompts have the same prefix where the numbers are the same.
+//! Numbered prefixes of prompts: equal prefixes have equal numbers.
 
 use std::collections::HashMap;
 
-/// Numbers for lists of blocks. A block nearly always follows the same prefix, so the block's own
-/// number serves as that of the prefix, and only the exceptions are looked up.
+/// Numbers of block lists. A block nearly always follows the same prefix, so its own number serves
+/// as that of the prefix; only exceptions are looked up.
 #[derive(Debug)]
 pub(super) struct Prefixes {
     /// By block: the prefix that it first followed, if it has appeared.
@@ -21,7 +21,7 @@ impl Prefixes {
         Self { usual, others: HashMap::new(), next: distinct_blocks }
     }
 
-    /// The number of `prefix` with `block` behind it.
+    /// Returns the number of `prefix` extended by `block`.
     pub(super) fn extend(&mut self, prefix: u32, block: u32) -> u32 {
         let usual = self.usual[block as usize].get_or_insert(prefix);
         if *usual == prefix {
@@ -33,7 +33,7 @@ impl Prefixes {
         })
     }
 
-    /// All numbers are below this.
+    /// Returns an upper bound of all numbers.
     pub(super) fn bound(&self) -> u32 {
         self.next
     }

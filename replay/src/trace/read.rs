@@ -1,4 +1,4 @@
-//! Reading traces: one request a line as JSON, as Mooncake publishes them, plain or compressed.
+//! Reading of traces: one JSON request per line, as published by Mooncake, plain or compressed.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,57 +11,57 @@ use serde::Deserialize;
 
 use super::{Trace, TraceBuilder, Turn};
 
-/// What a block has where neither the line nor anybody else says it, as in Mooncake's traces.
+/// Default tokens in a block, as in Mooncake's traces.
 const BLOCK_TOKENS: u32 = 512;
 
-/// Longer lines are not looked at.
+/// Longest line.
 const LINE_BYTES_MAX: u64 = 64 << 20;
 
-/// How many of the lines that were skipped are named.
+/// Number of skipped lines that are named.
 pub(super) const NAMED_MAX: usize = 5;
 
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// How to read a trace.
+/// Options of reading.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReadOptions {
-    /// Tokens of a block in lines that do not say it; 512 if not given.
+    /// Tokens in a block for lines without the field; 512 by default.
     pub block_tokens: Option<u32>,
-    /// What to do about lines that are not understood.
+    /// Handling of invalid lines.
     pub bad_lines: BadLines,
 }
 
-/// What to do about lines that are not understood.
+/// Handling of invalid lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BadLines {
-    /// The first ends it.
+    /// The first one is an error.
     #[default]
     Refuse,
-    /// They are left out and counted.
+    /// They are skipped and counted.
     Skip,
 }
 
-/// A trace as it was read, and what was left out.
+/// A trace, with the skipped lines.
 #[derive(Debug)]
 pub struct Reading {
     /// The requests.
     pub trace: Trace,
-    /// How many lines were skipped.
+    /// Number of lines that were skipped.
     pub skipped_lines: u64,
-    /// The first few of them.
+    /// The first few skipped lines.
     pub skipped: Vec<BadLine>,
-    /// Columns or fields that nothing was made of, as far as they were looked at.
+    /// Ignored columns or fields, as far as they were seen.
     pub ignored: Vec<String>,
 }
 
-/// A line that is not understood.
+/// An invalid line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadLine {
-    /// Where it came from.
+    /// File.
     pub file: String,
-    /// Counted from 1.
+    /// Line, from 1.
     pub line: u64,
-    /// What is wrong with it.
+    /// Problem.
     pub problem: String,
 }
 
@@ -75,29 +75,29 @@ impl fmt::Display for BadLine {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TraceError {
-    /// A file or folder that cannot be opened.
+    /// A file or folder cannot be opened.
     #[error("{}: {source}", path.display())]
     Open {
-        /// Which.
+        /// Path.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// Bytes that cannot be read.
+    /// A file cannot be read.
     #[error("{file}: {source}")]
     Input {
-        /// Where they should come from.
+        /// File.
         file: String,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// A line that is not understood.
+    /// A line is invalid.
     #[error("{0}; --bad-lines skip skips such lines")]
     Line(BadLine),
-    /// No line was understood; this is the first.
+    /// No line is valid; this is the first.
     #[error("{0}; no other line is valid either")]
     NothingLeft(BadLine),
-    /// Nothing that could be replayed.
+    /// There are no requests.
     #[error(
         "{file}: no requests; each line must be a JSON object with timestamp, input_length, \
          output_length and hash_ids"
@@ -106,10 +106,10 @@ pub enum TraceError {
         /// The file or folder.
         file: String,
     },
-    /// A folder without traces.
+    /// The folder has no traces.
     #[error("{}: no file that ends in .jsonl, .json or .gz", .0.display())]
     EmptyFolder(PathBuf),
-    /// A size of blocks that cannot be.
+    /// The block size is invalid.
     #[error("{0}")]
     BlockTokens(String),
 }
@@ -121,17 +121,17 @@ struct Line {
     output_length: u64,
     hash_ids: Vec<u64>,
     block_size: Option<u32>,
-    /// What turns of a session have in common: a number or a text.
+    /// Session of a turn: a number or a text.
     session_id: Option<serde_json::Value>,
-    /// Milliseconds that a user thinks after the answer before.
+    /// User's think time after the answer before, in milliseconds.
     delay: Option<f64>,
 }
 
 impl Trace {
-    /// Reads a file, or all files of a folder together, in the order of their names.
+    /// Reads a file, or all files of a folder in the order of their names.
     ///
     /// # Errors
-    /// What cannot be read, by file and line.
+    /// Returns the file and line that cannot be read.
     pub fn read(path: &Path, options: &ReadOptions) -> Result<Reading, TraceError> {
         let open_error = |source| TraceError::Open { path: path.to_owned(), source };
         let mut reader = Reader::new(options)?;
@@ -157,10 +157,10 @@ impl Trace {
         reader.finish(&path.display().to_string())
     }
 
-    /// Reads lines from anywhere, such as standard input; `name` is what errors call it.
+    /// Reads lines from any source, such as standard input; `name` is used in errors.
     ///
     /// # Errors
-    /// What cannot be read, by line.
+    /// Returns the line that cannot be read.
     pub fn read_from(
         input: impl Read,
         name: &str,
@@ -173,7 +173,7 @@ impl Trace {
 }
 
 struct Reader {
-    /// Known with the first line, which may say what a block has.
+    /// Created with the first line, which may set the block size.
     builder: Option<TraceBuilder>,
     block_tokens: u32,
     /// Sessions by name.
@@ -233,7 +233,8 @@ impl Reader {
                     Ok(()) => continue,
                     Err(problem) => problem,
                 },
-                // What is broken is the file: what came before is sound, and nothing comes after.
+                // The file itself is damaged: earlier lines are valid, and no later ones can be
+                // read.
                 Err(error) => {
                     let problem = format!("the file is damaged from here on: {error}");
                     return self.turn_down(name, number, problem);
@@ -252,7 +253,7 @@ impl Reader {
         }
         let arrival_us = (line.timestamp * 1000.0).round() as u64;
         let tokens = |length: u64| u32::try_from(length).unwrap_or(u32::MAX);
-        // The first line that is understood binds the others.
+        // The first valid line sets the block size of the others.
         let builder = match &mut self.builder {
             Some(builder) if !builder.is_empty() => builder,
             empty => empty.insert(TraceBuilder::new(block_tokens)?),
@@ -321,8 +322,8 @@ fn skip_line(input: &mut impl BufRead) -> io::Result<()> {
     }
 }
 
-/// What is wrong with a line that is not the JSON it should be. The place within the line is all that
-/// the parser's own place can say, since it sees one line at a time.
+/// Describes invalid JSON. The parser sees one line at a time, so its position gives only the
+/// column.
 fn problem(bytes: &[u8], error: &serde_json::Error) -> String {
     if std::str::from_utf8(bytes).is_err() {
         return "not UTF-8 text".to_owned();
@@ -363,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_lines_are_named_with_their_number_and_refused_or_skipped() {
+    fn invalid_lines_are_errors_or_skipped() {
         let line = |timestamp: &str, input: &str, output: &str, ids: &str| {
             format!(
                 "{{\"timestamp\": {timestamp}, \"input_length\": {input}, \"output_length\": {output}, \
@@ -398,14 +399,14 @@ mod tests {
     }
 
     #[test]
-    fn a_truncated_last_line_is_named() {
+    fn error_names_a_truncated_last_line() {
         let text = format!("{GOOD}\n{}", &GOOD[..GOOD.len() - 5]);
         assert!(refusal(&text).starts_with("trace, line 2: the line is incomplete"));
         assert_eq!(read(&text, BadLines::Skip).unwrap().skipped_lines, 1);
     }
 
     #[test]
-    fn nothing_to_replay_is_an_error_that_says_what_a_trace_is() {
+    fn empty_trace_error_describes_the_format() {
         assert!(
             refusal("").contains("no requests; each line must be a JSON object with timestamp")
         );
@@ -415,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn gzip_is_known_by_its_first_bytes_and_damage_is_found() {
+    fn detects_gzip_and_damage() {
         let whole = gzip(&format!("{GOOD}\n").repeat(1000));
         assert_eq!(read(&whole, BadLines::Refuse).unwrap().trace.requests().len(), 1000);
         let two_parts = [whole.clone(), gzip(GOOD)].concat();
@@ -432,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn times_need_no_order_and_count_from_the_first() {
+    fn sorts_times_and_subtracts_the_first() {
         let at = |ms: &str| GOOD.replace("5,", &format!("{ms},"));
         let text = [at("1700000000030"), at("1700000000010.5"), at("1700000000020")].join("\n");
         let trace = read(text, BadLines::Refuse).unwrap().trace;
@@ -441,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_may_say_what_a_block_has_but_agree_on_it() {
+    fn lines_agree_on_the_block_size() {
         let small = r#"{"timestamp":0,"input_length":20,"output_length":0,"hash_ids":[1,2],"block_size":16}"#;
         let trace = read(small, BadLines::Refuse).unwrap().trace;
         assert_eq!((trace.block_tokens(), trace.requests()[0].output_tokens), (16, 1));
@@ -453,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_is_read_as_one_trace() {
+    fn reads_a_folder_as_one_trace() {
         let folder = tempfile::tempdir().unwrap();
         let options = ReadOptions::default();
         let empty = Trace::read(folder.path(), &options).unwrap_err();
@@ -472,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_first_line_binds_nobody() {
+    fn invalid_first_line_sets_no_block_size() {
         let bad =
             r#"{"timestamp":0,"input_length":600,"output_length":3,"hash_ids":[1],"block_size":7}"#;
         let reading = read(format!("{bad}\n{GOOD}\n{GOOD}\n"), BadLines::Skip).unwrap();

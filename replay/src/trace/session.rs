@@ -1,4 +1,4 @@
-//! Sessions: turns that follow each other, and answers that later prompts contain.
+//! Sessions: consecutive turns, and answers that later prompts contain.
 
 use std::ops::Range;
 
@@ -9,14 +9,14 @@ use super::{Trace, TraceRequest};
 /// The place of a request in a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// The session: any number that its turns have in common, and nobody else.
+    /// Session: any number common to its turns and unique to them.
     pub session: u64,
-    /// How long its user thinks after the answer before it. Where that is not known, the turn comes at
-    /// its time, but not before that answer.
+    /// User's think time after the answer before it. If absent, the turn arrives at its own time,
+    /// but not before that answer.
     pub think_us: Option<u64>,
 }
 
-/// What a turn has to do with the other turns of its session.
+/// Links of a turn to other turns of its session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Link {
     /// The session, numbered from 0.
@@ -29,13 +29,13 @@ pub(crate) struct Link {
 }
 
 impl Trace {
-    /// Whether any request waits for the answer to another.
+    /// Returns whether any request waits for the answer to another.
     #[must_use]
     pub fn has_sessions(&self) -> bool {
         self.requests.iter().any(|request| request.link.is_some_and(|link| link.after.is_some()))
     }
 
-    /// Connects the turns of each session, which have been sorted by arrival.
+    /// Links the turns of each session, which are sorted by arrival.
     pub(super) fn connect_turns(&mut self, turns: &[(u32, Turn)]) {
         let mut latest: HashedMap<u64, (u32, u32)> = HashedMap::default();
         for &(place, turn) in turns {
@@ -44,7 +44,7 @@ impl Trace {
             let session = before.map_or(next_session, |(session, _)| session);
             let after = before.map(|(_, place)| place);
             if let Some(after) = after {
-                let answer_in = self.goes_on(after, place).then_some(place);
+                let answer_in = self.extends(after, place).then_some(place);
                 if let Some(link) = &mut self.requests[after as usize].link {
                     link.answer_in = answer_in;
                 }
@@ -56,15 +56,15 @@ impl Trace {
         }
     }
 
-    /// Whether a prompt begins with all of another, and goes on.
-    fn goes_on(&self, earlier: u32, later: u32) -> bool {
+    /// Returns whether a prompt extends another.
+    fn extends(&self, earlier: u32, later: u32) -> bool {
         let [earlier, later] = [earlier, later].map(|place| &self.requests[place as usize]);
         later.input_tokens > earlier.input_tokens
             && self.blocks(later).starts_with(self.blocks(earlier))
     }
 
-    /// The tokens of an answer at these positions, counted from the prompt's beginning, as far as a later
-    /// prompt tells them.
+    /// Returns the tokens of an answer at these positions, counted from the prompt's start, as far
+    /// as a later prompt contains them.
     pub(crate) fn answer_tokens(
         &self,
         request: &TraceRequest,
@@ -80,8 +80,8 @@ impl Trace {
         })
     }
 
-    /// The prompt that contains an answer, and how many tokens of it are in the cache when the answer is
-    /// complete: the last one is never computed.
+    /// Returns the prompt that contains an answer, and its number of cached tokens when the answer
+    /// is complete: the KV of the last one is never computed.
     pub(super) fn with_answer(&self, request: &TraceRequest) -> Option<(&TraceRequest, u32)> {
         let later = &self.requests[request.link?.answer_in? as usize];
         let computed = request.input_tokens.saturating_add(request.output_tokens - 1);

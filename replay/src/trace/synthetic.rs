@@ -1,5 +1,4 @@
-//! Traces that are made up, for when there is none at hand: the same seed gives the same trace on every
-//! machine.
+//! Synthetic traces: the same seed gives the same trace on every machine.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -9,50 +8,50 @@ use terrace_kit::Dice;
 use super::{Trace, TraceBuilder, Turn};
 use crate::draws::Draws;
 
-/// No prompt grows beyond this.
+/// Largest prompt.
 const PROMPT_TOKENS_MAX: u32 = 131_072;
 
-/// More requests than this are not made up: they are held in memory.
+/// Largest number of requests: they are held in memory.
 const REQUESTS_MAX: u32 = 1_000_000;
 
-/// Of the turns of a mix, so many come after a break.
+/// Share of the turns of a mix that follow a break.
 const BREAKS_PERCENT: u64 = 15;
-/// How long a break is: half of them are shorter.
+/// Median length of a break.
 const BREAK_MEDIAN_S: f64 = 300.0;
 
-/// What users do.
+/// Kind of traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Workload {
-    /// People who chat: a few system prompts that all share, conversations that grow turn by turn.
+    /// Chat: a few shared system prompts, and conversations that grow turn by turn.
     Chat,
-    /// Agents with tools: long instructions that all share, many quick turns with the results of
-    /// tools, and now and then helpers that begin with the same context.
+    /// Agents with tools: long shared instructions, many quick turns with tool results, and
+    /// occasional sub-agents with the same context.
     Agents,
     /// Questions about long documents, of which a few are popular.
     Documents,
-    /// Chat that comes in bursts: of every five minutes, half a minute has most of the traffic.
+    /// Chat in bursts: half a minute of every five minutes has most of the traffic.
     Bursts,
-    /// Chat, agents and documents together, with users who take breaks: what they come back to has
-    /// left the device, and some of it the host.
+    /// Chat, agents and documents together, with users who take breaks: their context has left the
+    /// device and in part the host.
     Mix,
 }
 
-/// A trace to make up.
+/// Parameters of a synthetic trace.
 #[derive(Clone, Copy, Debug)]
 pub struct Synthetic {
-    /// What users do.
+    /// Kind of traffic.
     pub workload: Workload,
-    /// How many requests.
+    /// Number of requests.
     pub requests: u32,
-    /// Requests that come in a second, about.
+    /// Approximate requests per second.
     pub rate_per_s: f64,
-    /// Another seed is another day of the same kind.
+    /// Seed; another seed is another day of the same kind.
     pub seed: u64,
-    /// Tokens in a block: what prompts can have in common is a multiple of it.
+    /// Tokens in a block: common prefixes are multiples of it.
     pub block_tokens: u32,
 }
 
-/// A trace that cannot be made up.
+/// Invalid parameters of a synthetic trace.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct SyntheticError(String);
@@ -70,10 +69,10 @@ impl Default for Synthetic {
 }
 
 impl Synthetic {
-    /// Makes it up.
+    /// Generates the trace.
     ///
     /// # Errors
-    /// What cannot be, and the limit.
+    /// Returns the invalid parameter and its limit.
     pub fn trace(&self) -> Result<Trace, SyntheticError> {
         if !(1..=REQUESTS_MAX).contains(&self.requests) {
             let requests = self.requests;
@@ -96,17 +95,17 @@ impl Synthetic {
     }
 }
 
-/// A prompt that grows.
+/// A growing prompt.
 #[derive(Clone, Default)]
 struct Prompt {
     tokens: u32,
     blocks: Vec<u64>,
     session: u64,
-    /// How long its user thinks before the next turn.
+    /// User's think time before the next turn.
     think_us: Option<u64>,
 }
 
-/// A request to come; the first at its time goes first.
+/// A future request, ordered by time.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Coming {
     at_us: u64,
@@ -118,13 +117,13 @@ struct Coming {
     think_us: Option<u64>,
 }
 
-/// Everybody who sends requests.
+/// All simulated users.
 struct Users {
     workload: Workload,
     block_tokens: u32,
     session_interval_s: f64,
     dice: Dice,
-    /// When the next session begins, before bursts.
+    /// Start of the next session, before bursts.
     clock_s: f64,
     coming: BinaryHeap<Reverse<Coming>>,
     sessions: u64,
@@ -137,7 +136,7 @@ struct Users {
 
 impl Users {
     fn new(synthetic: &Synthetic) -> Self {
-        // Requests of a session on average, found by counting.
+        // Mean requests per session, measured.
         let session_requests = match synthetic.workload {
             Workload::Chat | Workload::Bursts => 5.0,
             Workload::Agents => 13.8,
@@ -164,7 +163,7 @@ impl Users {
         users
     }
 
-    /// The next request. Sessions begin until none can come before it.
+    /// Returns the next request. Starts all sessions that could come before it.
     fn next(&mut self) -> Coming {
         loop {
             let start_us = self.start_us();
@@ -187,7 +186,8 @@ impl Users {
         }
     }
 
-    /// When the next session begins. In bursts, three fifths of the time are pressed into a tenth.
+    /// Returns the start of the next session. In bursts, three fifths of the time are compressed
+    /// into a tenth.
     fn start_us(&self) -> u64 {
         let seconds = match self.workload {
             Workload::Bursts => {
@@ -253,8 +253,8 @@ impl Users {
         }
     }
 
-    /// One request: the prompt so far and something new. The answer becomes part of the prompt. Whether
-    /// there was room for it.
+    /// Adds one request: the prompt so far and a new message. The answer becomes part of the
+    /// prompt. Returns whether there was room for it.
     fn turn(&mut self, at_us: u64, prompt: &mut Prompt, message: u32, output: u32) -> bool {
         if prompt.tokens + message > PROMPT_TOKENS_MAX {
             return false;
@@ -279,7 +279,7 @@ impl Users {
         self.sessions += 1;
     }
 
-    /// Draws how long a user thinks, or takes a break, before the next turn.
+    /// Draws the think time or break before the next turn.
     fn think(&mut self, prompt: &mut Prompt, median_s: f64, spread: f64) -> u64 {
         let is_break = self.workload == Workload::Mix && self.dice.percent(BREAKS_PERCENT);
         let (median_s, spread) = if is_break { (BREAK_MEDIAN_S, 0.8) } else { (median_s, spread) };
@@ -288,7 +288,7 @@ impl Users {
         think_us
     }
 
-    /// How long users wait for an answer before they go on: what a middling machine takes.
+    /// Returns the time that users wait for an answer, as on a mid-range machine.
     fn answer_time_us(&self, output: u32) -> u64 {
         500_000 + u64::from(output) * 20_000
     }
@@ -301,7 +301,7 @@ impl Users {
         }
     }
 
-    /// The same so far. What is not a whole block goes on differently, so it is not the same block.
+    /// Returns a copy of a prompt. A partial last block continues differently, so it is not shared.
     fn branch(&mut self, prompt: &Prompt) -> Prompt {
         let mut branch = prompt.clone();
         if !branch.tokens.is_multiple_of(self.block_tokens) {
@@ -312,7 +312,7 @@ impl Users {
         branch
     }
 
-    /// Beginnings that many share; they are whole blocks.
+    /// Creates shared prompts of whole blocks.
     fn common_prompts(&mut self, count: u32, median: u32, spread: f64) -> Vec<Prompt> {
         let make = |_| {
             let tokens = self.dice.skewed_tokens(median, spread, PROMPT_TOKENS_MAX - 10_000);
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_gives_one_trace_and_another_gives_another() {
+    fn trace_depends_only_on_the_seed() {
         for workload in ALL {
             let trace = make(workload, 7);
             assert_eq!(trace.requests().len(), 3_000);
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_come_about_as_fast_as_asked_and_share_what_such_users_share() {
+    fn synthetic_traffic_has_the_requested_rate_and_sharing() {
         for workload in ALL {
             let trace = make(workload, 1);
             let span_s = trace.requests().last().unwrap().arrival_us as f64 / 1e6;
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn bursts_are_bursts() {
+    fn bursts_concentrate_traffic() {
         let busiest_minute = |workload| {
             let trace = make(workload, 3);
             let mut minutes = [0; 1000];
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_with_the_limit() {
+    fn rejects_invalid_values_with_the_limit() {
         let refusal = |synthetic: Synthetic| synthetic.trace().unwrap_err().to_string();
         let usual = Synthetic::default();
         assert!(refusal(Synthetic { requests: 0, ..usual }).contains("use 1 to 1000000"));

@@ -1,4 +1,4 @@
-//! Writing traces: one request a line as JSON, which every reader of Mooncake's traces understands.
+//! Writing of traces: one JSON request per line, in Mooncake's format.
 
 use std::io::{self, Write};
 
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::Trace;
 
-/// What readers assume where a line does not say it.
+/// Block size that readers assume for lines without the field.
 const USUAL_BLOCK_TOKENS: u32 = 512;
 
 #[derive(Serialize)]
@@ -19,12 +19,12 @@ struct Line<'a> {
     block_size: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     session_id: Option<u32>,
-    /// What its user thinks after the answer before it.
+    /// User's think time after the answer before it.
     #[serde(skip_serializing_if = "Option::is_none")]
     delay: Option<Milliseconds>,
 }
 
-/// Whole where they are whole, since some readers know no fractions.
+/// Written as an integer if possible, since some readers reject fractions.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Milliseconds {
@@ -33,10 +33,10 @@ enum Milliseconds {
 }
 
 impl Trace {
-    /// Writes the trace, one request a line. Reading it again gives the same trace.
+    /// Writes the trace, one request per line. Reading it gives the same trace.
     ///
     /// # Errors
-    /// What `output` says.
+    /// Returns an error of `output`.
     pub fn write(&self, mut output: impl Write) -> io::Result<()> {
         let block_size = Some(self.block_tokens).filter(|&tokens| tokens != USUAL_BLOCK_TOKENS);
         for request in self.requests() {
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_written_is_read_again() {
+    fn written_trace_round_trips() {
         for block_tokens in [16, 512] {
             let mut builder = TraceBuilder::new(block_tokens).unwrap();
             builder.push(0, block_tokens + 1, 5, &[70, 80]).unwrap();

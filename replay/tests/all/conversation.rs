@@ -1,5 +1,5 @@
-//! Mooncake's conversation trace, whose figures are known. It is not part of the repository: the test
-//! looks at it where `TERRACE_CONVERSATION_TRACE` names the file.
+//! Mooncake's conversation trace, whose figures are known. It is not part of the repository: the
+//! test reads the file that `TERRACE_CONVERSATION_TRACE` names, if set.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ fn conversation() -> Option<Trace> {
 }
 
 #[test]
-fn its_lengths_and_its_ceiling_are_what_others_found() {
+fn lengths_and_ceiling_match_published_figures() {
     let Some(trace) = conversation() else { return };
     assert_eq!(trace.requests().len(), 12_031);
     let ceiling = trace.ceiling(16);
@@ -21,13 +21,13 @@ fn its_lengths_and_its_ceiling_are_what_others_found() {
     assert_eq!(ceiling.by_request.iter().map(|&tokens| u64::from(tokens)).sum::<u64>(), 54_097_440);
     let curve = ReuseCurve::new(&trace, 16);
     assert_eq!(curve.reusable_tokens(u64::MAX), 54_097_440);
-    // Caches of pages that were measured under the same load reach 0.0496 to 0.0502 and 0.147 to 0.149.
+    // Page caches measured under the same load reach 0.0496 to 0.0502 and 0.147 to 0.149.
     assert!((0.0495..0.0503).contains(&curve.ratio(50_000)), "{}", curve.ratio(50_000));
     assert!((0.146..0.150).contains(&curve.ratio(200_000)), "{}", curve.ratio(200_000));
 }
 
 #[test]
-fn an_unlimited_l3_brings_nearly_everything_that_there_is() {
+fn unlimited_l3_nearly_reaches_the_ceiling() {
     let Some(trace) = conversation() else { return };
     let mut options = Options::default();
     options.set(Setting::Device, "1048576");

@@ -1,4 +1,4 @@
-//! Whole replays, as one program.
+//! Tests of whole replays.
 
 mod conversation;
 mod replay;

@@ -1,4 +1,4 @@
-//! Whole replays: what must hold whatever the trace and the configuration.
+//! Properties of whole replays that hold for every trace and configuration.
 
 use proptest::prelude::*;
 use terrace_replay::trace::{Synthetic, TraceBuilder, Turn};
@@ -10,7 +10,7 @@ use terrace_scheduler::{EvictionKind, WritePolicy};
 
 const BLOCK_TOKENS: u32 = 64;
 
-/// Conversations that grow turn by turn behind a few common openings, from a seed.
+/// Creates conversations that grow turn by turn behind a few common prefixes.
 fn conversations(seed: u64, requests: u64, gap_us: u64) -> Trace {
     let mut state = seed;
     let mut draw = |bound: u64| {
@@ -39,7 +39,8 @@ fn conversations(seed: u64, requests: u64, gap_us: u64) -> Trace {
     builder.finish()
 }
 
-/// Where a step takes little time beside what is moved, and all is measured.
+/// Returns a configuration in which steps take little time beside transfers, and all requests are
+/// measured.
 fn fast_machine() -> Config {
     let machine = Config::for_machine(&ModelSpec::LLAMA_3_1_8B, &Gpu::H200, 4);
     Config { warm_up: WarmUp::Share(0.0), ..machine }
@@ -63,7 +64,7 @@ fn run(trace: &Trace, config: &Config) -> Report {
     assert_eq!(report.ttft_ms.count, report.finished);
     assert!(report.reuse_tokens.total <= report.reuse_tokens.ceiling);
     assert!(report.reuse.total <= report.reuse.ceiling);
-    // A request's time is that to its first token and the gaps after it, retracted or not.
+    // The latency of a request is its time to the first token plus its gaps, retracted or not.
     let whole = |of: &Distribution| of.mean * of.count as f64;
     let parts = whole(&report.ttft_ms) + whole(&report.itl_ms);
     assert!((whole(&report.e2e_ms) - parts).abs() < 1e-6 * parts, "{} {parts}", report.e2e_ms.mean);
@@ -75,7 +76,7 @@ fn json(report: &Report) -> String {
 }
 
 #[test]
-fn the_same_trace_and_configuration_give_the_same_bytes_on_any_thread() {
+fn replay_is_deterministic_on_any_thread() {
     let trace = conversations(1, 300, 20_000);
     let mut config = small(600, 1500);
     config.workers = 2;
@@ -96,9 +97,9 @@ fn the_same_trace_and_configuration_give_the_same_bytes_on_any_thread() {
 }
 
 #[test]
-fn a_store_without_limit_reaches_the_ceiling() {
-    // Far apart, so that nobody overtakes what another still writes; and computing is so slow that
-    // even a single page is worth a read.
+fn unlimited_store_reaches_the_ceiling() {
+    // Far apart, so that no request overlaps another's writes; computing is so slow that even a
+    // single page is worth a read.
     let trace = conversations(2, 400, 4_000_000);
     let mut config = small(400, 400);
     config.cost.prefill_token_ns = 1e6;
@@ -109,7 +110,7 @@ fn a_store_without_limit_reaches_the_ceiling() {
 }
 
 #[test]
-fn every_tier_adds_to_what_is_reused_and_takes_from_the_wait() {
+fn every_tier_adds_reuse_and_reduces_latency() {
     let trace = conversations(3, 400, 60_000);
     let device = run(&trace, &small(300, 0));
     let mut with_host = small(300, 900);
@@ -124,7 +125,7 @@ fn every_tier_adds_to_what_is_reused_and_takes_from_the_wait() {
 }
 
 #[test]
-fn a_store_that_fails_stops_nobody() {
+fn failing_store_blocks_no_request() {
     let trace = conversations(4, 200, 5_000);
     for rates in
         [[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0], [0.3; 4], [1.0; 4]]
@@ -142,7 +143,7 @@ fn a_store_that_fails_stops_nobody() {
 }
 
 #[test]
-fn a_store_that_is_very_slow_stops_nobody() {
+fn slow_store_blocks_no_request() {
     let trace = conversations(5, 60, 5_000);
     let mut config = small(300, 600);
     config.store.read.latency_us = 600_000_000;
@@ -151,7 +152,7 @@ fn a_store_that_is_very_slow_stops_nobody() {
 }
 
 #[test]
-fn a_closed_loop_keeps_its_concurrency() {
+fn closed_loop_keeps_its_concurrency() {
     let trace = conversations(6, 300, 0);
     for concurrency in [1, 7] {
         let mut config = small(2000, 4000);
@@ -171,7 +172,7 @@ fn a_closed_loop_keeps_its_concurrency() {
 }
 
 #[test]
-fn a_trace_at_twice_the_speed_is_over_sooner() {
+fn double_speed_ends_sooner() {
     let trace = conversations(7, 200, 100_000);
     let mut config = small(2000, 4000);
     let plain = run(&trace, &config).virtual_s;
@@ -199,7 +200,7 @@ fn workers_share_the_store() {
 }
 
 #[test]
-fn routing_by_prefix_finds_more_on_device_than_going_round() {
+fn prefix_routing_has_more_device_hits_than_round_robin() {
     let trace = conversations(9, 400, 2_000);
     let mut config = small(600, 600);
     config.workers = 4;
@@ -241,8 +242,8 @@ fn figures_agree_with_each_other() {
 }
 
 #[test]
-fn peaks_are_kept_and_count_whoever_waits_anywhere() {
-    // All come in one moment, and a scheduler sees eight of them.
+fn peaks_include_all_waiting_requests() {
+    // All arrive at once, and a scheduler gets eight of them.
     let report = run(&conversations(13, 120, 0), &small(2000, 4000));
     let worker = &report.workers[0];
     assert!((104..=120).contains(&worker.waiting_peak), "{}", worker.waiting_peak);
@@ -251,7 +252,7 @@ fn peaks_are_kept_and_count_whoever_waits_anywhere() {
 }
 
 #[test]
-fn the_warm_up_is_not_measured() {
+fn warm_up_is_not_measured() {
     let trace = conversations(15, 200, 200_000);
     let mut config = small(2000, 4000);
     let whole = run(&trace, &config);
@@ -263,11 +264,11 @@ fn the_warm_up_is_not_measured() {
     config.warm_up = WarmUp::Until { time_us: 50 * 200_000 };
     let until = replay(&trace, &config).expect("a replay that ends");
     assert_eq!(until.ttft_ms, warm.ttft_ms);
-    assert_eq!(until.reuse, whole.reuse, "what is reused is told of all");
+    assert_eq!(until.reuse, whole.reuse, "reuse covers all requests");
 }
 
 #[test]
-fn promises_and_prices_are_told() {
+fn reports_slo_and_prices() {
     let trace = conversations(16, 200, 20_000);
     let mut config = small(2000, 4000);
     assert_eq!(run(&trace, &config).goodput, None);
@@ -282,14 +283,14 @@ fn promises_and_prices_are_told() {
     assert!((0.48..0.53).contains(&goods.ttft_share), "{goods:?}");
     assert!((0.48..0.60).contains(&goods.tpot_share), "{goods:?}");
     assert!(goods.share <= goods.ttft_share.min(goods.tpot_share) && !goods.is_kept, "{goods:?}");
-    // A token after the first takes what gaps take, weighted by answers instead of tokens.
+    // The time per token is the mean gap, weighted by answers instead of tokens.
     assert!(all.tpot_ms.mean > all.itl_ms.p50 / 2.0 && all.tpot_ms.mean < all.itl_ms.max);
     let gpus = f64::from(config.gpus * config.workers);
     assert!((all.spend.gpu_per_hour - gpus * config.prices.gpu_hour).abs() < 1e-9);
     assert!(all.spend.host_per_hour > 0.0 && all.spend.l3_per_hour > 0.0);
 }
 
-/// Sessions of so many turns each, that begin one after the other.
+/// Creates sessions of `turns` turns each that start in sequence.
 fn sessions(count: u64, turns: u64, gap_us: u64, think_us: Option<u64>) -> Trace {
     let mut builder = TraceBuilder::new(16).expect("a block size that is allowed");
     for session in 0..count {
@@ -315,13 +316,13 @@ fn turns_wait_for_answers_and_reuse_them() {
     let waiting = run(&trace, &config);
     // Three times two seconds of thinking, and the answers.
     assert!(waiting.virtual_s > 6.5, "{}", waiting.virtual_s);
-    // All of a prompt before the latest message is there, but for what is less than a page and the one
-    // token of the answer that was never computed.
+    // The whole prompt before the latest message is reusable, except for a partial page and the one
+    // answer token that was never computed.
     let turn = |place: u32| (100 + 100 * (place - 1) + 69) / 16 * 16;
     let reusable = u64::from(turn(1) + turn(2) + turn(3)) * 6;
     assert_eq!(waiting.reuse_tokens.ceiling, reusable);
     assert_eq!(waiting.reuse_tokens.total, reusable);
-    // By the clock all turns come at once: nothing is there to be reused but prompts.
+    // By the clock all turns arrive at once: only prompts can be reused.
     config.sessions = Sessions::ByTheClock;
     let rushing = run(&trace, &config);
     assert!(rushing.virtual_s < waiting.virtual_s / 2.0, "{}", rushing.virtual_s);
@@ -342,7 +343,7 @@ fn sessions_on_little_memory_and_many_workers_stay_below_the_ceiling() {
 }
 
 #[test]
-fn prompts_and_decodes_may_have_workers_of_their_own() {
+fn prefill_and_decode_workers_are_separate() {
     let trace = conversations(17, 150, 50_000);
     let mut config = small(1500, 3000);
     config.workers = 3;
@@ -356,18 +357,19 @@ fn prompts_and_decodes_may_have_workers_of_their_own() {
     let wanted: u64 = trace.requests().iter().map(|r| u64::from(r.output_tokens)).sum();
     assert_eq!(apart.output_tokens, wanted);
     assert_eq!(apart.prompt_tokens, together.prompt_tokens);
-    // What the third decodes came to it over the links of both and through the store.
+    // The KV that the third worker decodes with arrived over the links of both and through the
+    // store.
     let third = &apart.workers[2].scheduler;
     assert!(third.prefilled_tokens < third.prompt_tokens / 50, "{third:?}");
     assert!(third.l3_hit_tokens > 10_000, "{third:?}");
     assert!(apart.bytes_moved.l3_to_host > together.bytes_moved.l3_to_host);
     assert!(apart.workers[0].scheduler.generated_tokens < 150);
     let moving = apart.slowest.iter().flat_map(|slow| &slow.spans);
-    assert!(moving.clone().any(|span| span.phase == Phase::Moving), "somebody moves");
+    assert!(moving.clone().any(|span| span.phase == Phase::Moving), "some request is transferred");
 }
 
 #[test]
-fn workers_of_other_kinds_get_what_they_can_do() {
+fn load_follows_worker_speed() {
     let trace = conversations(18, 400, 20_000);
     let mut config = small(600, 1200);
     config.router.routing = Routing::LeastLoaded;
@@ -393,7 +395,7 @@ fn workers_of_other_kinds_get_what_they_can_do() {
 }
 
 #[test]
-fn a_worker_that_dies_costs_time_and_no_request() {
+fn worker_failure_loses_no_request() {
     let trace = conversations(19, 300, 20_000);
     let outage = |worker, from_us, to_us| Outage { worker, from_us, to_us };
     for (prefill_workers, outages) in [
@@ -412,31 +414,31 @@ fn a_worker_that_dies_costs_time_and_no_request() {
         assert!(report.e2e_ms.max > healthy.e2e_ms.max, "{outages:?}");
         assert!(report.reuse_tokens.total <= report.reuse_tokens.ceiling);
         let series_s = report.series.interval_s * report.series.arrivals.len() as f64;
-        assert!(series_s < report.virtual_s * 2.0 + 1.0, "what comes later concerns nobody");
+        assert!(series_s < report.virtual_s * 2.0 + 1.0, "later outages do not extend the replay");
         assert_eq!(json(&report), json(&replay(&trace, &config).expect("the same again")));
     }
 }
 
 #[test]
-fn requests_on_their_way_to_another_worker_survive_the_death_of_the_first() {
+fn transferred_requests_survive_a_failure_of_their_first_worker() {
     let trace = conversations(20, 120, 10_000);
     let mut config = small(1500, 3000);
     config.workers = 2;
     config.prefill_workers = 1;
-    // So slow that pages of many are on their way when it dies.
+    // So slow that many pages are in flight when it fails.
     config.links.host_to_l3.bytes_per_second = 200_000_000;
     let healthy = run(&trace, &config);
     let moving = healthy.slowest.iter().flat_map(|slow| &slow.spans);
     let longest =
         moving.filter(|span| span.phase == Phase::Moving).map(|span| span.to_ms - span.from_ms);
-    assert!(longest.fold(0.0, f64::max) > 1000.0, "somebody is long on the way");
+    assert!(longest.fold(0.0, f64::max) > 1000.0, "some transfer is slow");
     config.outages = vec![Outage { worker: 0, from_us: 1_000_000, to_us: 1_500_000 }];
     let report = replay(&trace, &config).expect("a replay that ends");
     assert_eq!((report.finished, report.failed), (120, 0));
 }
 
 #[test]
-fn no_interval_has_more_bytes_than_its_link_carries() {
+fn no_interval_exceeds_the_bandwidth() {
     let trace = conversations(14, 300, 3_000);
     // Computing is so slow that even these links are worth waiting for.
     let mut config = small(300, 600);
@@ -462,7 +464,7 @@ fn no_interval_has_more_bytes_than_its_link_carries() {
 }
 
 #[test]
-fn requests_that_no_device_can_hold_are_refused_and_counted() {
+fn oversized_requests_are_refused_and_counted() {
     let trace = conversations(11, 100, 10_000);
     let longest = trace.requests().iter().map(|r| r.input_tokens).max().expect("requests");
     let report = run(&trace, &small(longest / 16 / 2, 100));
@@ -470,7 +472,7 @@ fn requests_that_no_device_can_hold_are_refused_and_counted() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_its_limits() {
+fn rejects_invalid_settings_with_limits() {
     let trace = conversations(12, 2, 0);
     let refused = |change: fn(&mut Config)| {
         let mut config = Config::default();
@@ -491,9 +493,9 @@ fn what_cannot_be_is_refused_with_its_limits() {
     assert_eq!(replay(&empty, &Config::default()), Err(ReplayError::EmptyTrace));
 }
 
-/// Whoever replays the usual traffic on the usual machine sees what each tier is for.
+/// The default traffic on the default machine uses every tier.
 #[test]
-fn the_usual_traffic_uses_every_tier_of_the_usual_machine() {
+fn default_traffic_uses_every_tier_of_the_default_machine() {
     let trace = Synthetic::default().trace().expect("a trace");
     let report = replay(&trace, &Config::default()).expect("a replay that ends");
     let reuse = report.reuse;
@@ -537,12 +539,12 @@ proptest! {
         }
         let report = run(&trace, &config);
         prop_assert_eq!(report.failed, 0);
-        // Steps that are repeated without a plan in between are those that would have been planned.
+        // Steps that are repeated without a plan equal those that would have been planned.
         config.scheduler.batch.repeats_max = 0;
         let one_by_one = run(&trace, &config);
         let decided = |workers: &[WorkerUse]| {
             let mut workers = workers.to_vec();
-            // A plan may look for what can be copied ahead, and find nothing.
+            // A plan may look for pages to copy ahead, and find none.
             workers.iter_mut().for_each(|worker| worker.scheduler.node_visits = 0);
             workers
         };
@@ -570,7 +572,7 @@ fn shares_count_refused_requests_on_both_sides() {
 }
 
 #[test]
-fn a_trace_that_would_take_centuries_is_refused() {
+fn rejects_a_trace_of_centuries() {
     let mut builder = TraceBuilder::new(BLOCK_TOKENS).unwrap();
     for day in [0, 20_000_000_000_000, 21_000_000_000_000] {
         builder.push(day, BLOCK_TOKENS, 3, &[7]).unwrap();
@@ -585,7 +587,7 @@ fn a_trace_that_would_take_centuries_is_refused() {
 }
 
 #[test]
-fn a_store_counts_a_page_once_however_its_writes_failed() {
+fn store_counts_a_page_once_despite_failed_writes() {
     for seed in 0..20 {
         let trace = conversations(seed, 60, 20_000);
         let mut config = small(400, 600);
@@ -601,8 +603,8 @@ fn a_store_counts_a_page_once_however_its_writes_failed() {
     }
 }
 
-/// A hundred prompts of 200 tokens a second, with answers of 16, and perhaps a prompt of 262,144 that comes after a
-/// second.
+/// Creates 100 prompts of 200 tokens per second, with answers of 16, and optionally a prompt of
+/// 262,144 that arrives after a second.
 fn short_prompts(with_a_long_one: bool) -> Trace {
     let mut builder = TraceBuilder::new(BLOCK_TOKENS).expect("a good size of blocks");
     for number in 0..2500 {
@@ -620,7 +622,7 @@ fn short_prompts(with_a_long_one: bool) -> Trace {
 }
 
 #[test]
-fn a_long_prompt_makes_short_ones_wait_no_more_than_three_times_as_long() {
+fn long_prompt_at_most_triples_the_wait_of_short_ones() {
     for step_tokens_max in [512, 8192] {
         let mut config = fast_machine();
         config.scheduler.batch.step_tokens_max = step_tokens_max;

@@ -1,18 +1,18 @@
-//! Reads events of vLLM, SGLang and Terrace, and those of older versions.
+//! Decoding of events of vLLM, SGLang and Terrace, including older versions.
 
 use rmpv::ValueRef;
 
 use super::{Batch, Event, Medium, Stored};
 
-/// Bytes that are no batch of events.
+/// Bytes that are not a valid batch.
 #[derive(Debug, thiserror::Error)]
 #[error("not a batch of KV events: {0}")]
 pub struct WireError(String);
 
-/// Reads a batch.
+/// Decodes a batch.
 ///
 /// # Errors
-/// When these bytes are something else.
+/// Fails if the bytes are not a valid batch.
 pub fn decode(bytes: &[u8]) -> Result<Batch, WireError> {
     let mut rest = bytes;
     let value = rmpv::decode::read_value_ref(&mut rest);
@@ -29,7 +29,7 @@ pub fn decode(bytes: &[u8]) -> Result<Batch, WireError> {
     })
 }
 
-/// The fields of an event, by name or, of old versions, by place.
+/// The fields of an event, by name or, in old versions, by position.
 struct Fields<'a> {
     kind: &'a str,
     named: Option<&'a [(ValueRef<'a>, ValueRef<'a>)]>,
@@ -52,7 +52,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A field that is there and not nil.
+    /// Returns a field that is present and not nil.
     fn get(&self, name: &str, place: usize) -> Option<&'a ValueRef<'a>> {
         let value = match self.named {
             Some(named) => {
@@ -64,7 +64,7 @@ impl<'a> Fields<'a> {
         value.filter(|value| !matches!(value, ValueRef::Nil))
     }
 
-    /// A field that only maps have.
+    /// Returns a field that only the map format has.
     fn named(&self, name: &str) -> Option<&'a ValueRef<'a>> {
         self.get(name, usize::MAX)
     }
@@ -92,8 +92,8 @@ fn event(value: &ValueRef<'_>) -> Result<Event, WireError> {
     }
 }
 
-/// Groups of sliding windows and recurrent states hold parts of a prompt: that they have something says nothing
-/// about its beginning.
+/// Returns whether an event is about full attention. Groups of sliding windows and recurrent states
+/// hold parts of a prompt, which says nothing about its prefix.
 fn tells_of_whole_prompts(fields: &Fields<'_>) -> bool {
     let kind = fields.named("kv_cache_spec_kind").and_then(text);
     let kind_is_whole = kind.is_none_or(|kind| {
@@ -121,7 +121,7 @@ fn stored(fields: &Fields<'_>) -> Result<Stored, WireError> {
         Some(ValueRef::Array(blocks)) => blocks.iter().map(extras_of).collect(),
         Some(_) | None => Vec::new(),
     };
-    // SGLang tells the salt of a whole event; others tell it of a prompt's first block.
+    // SGLang sets the salt for a whole event; others set it for a prompt's first block.
     if let Some(salt) = fields.named("cache_salt").and_then(text)
         && parent.is_none()
     {
@@ -139,7 +139,7 @@ fn stored(fields: &Fields<'_>) -> Result<Stored, WireError> {
     })
 }
 
-/// The name of an adapter, or its number where an engine tells only that.
+/// Returns the name of an adapter, or its number if the event has only that.
 fn adapter_of(fields: &Fields<'_>) -> Option<String> {
     let number = || fields.get("lora_id", 4).and_then(integer).map(|id| id.to_string());
     fields.text("lora_name", 6).map(str::to_owned).or_else(number)
@@ -159,7 +159,7 @@ fn medium_of(fields: &Fields<'_>, place: usize) -> Medium {
     }
 }
 
-/// What one block depends on besides its tokens; things that are no text by how they are written.
+/// Returns the further dependencies of a block; values other than text in their written form.
 fn extras_of(value: &ValueRef<'_>) -> Vec<String> {
     let ValueRef::Array(extras) = value else { return Vec::new() };
     extras
@@ -173,7 +173,7 @@ fn hashes(value: &ValueRef<'_>) -> Option<Vec<u64>> {
     hashes.iter().map(hash_of).collect()
 }
 
-/// 64 bits of a block's name: signed, unsigned, or the last of longer ones in bytes.
+/// Returns 64 bits of a block's name: signed, unsigned, or the last bytes of a longer one.
 fn hash_of(value: &ValueRef<'_>) -> Option<u64> {
     match value {
         ValueRef::Binary(bytes) => bytes.last_chunk().copied().map(u64::from_be_bytes),
@@ -208,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_batch_is_refused() {
+    fn rejects_invalid_batches() {
         let nothing: &[u8] = &[];
         for wrong in [nothing, b"\xc0", b"\x93\xc0\x90\xc0", b"\x92\x01\x02", b"\x92\x01\x91\x05"] {
             assert!(decode(wrong).is_err(), "{wrong:?}");
@@ -218,13 +218,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn decodes_or_rejects_any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = decode(&bytes);
         }
 
-        /// A length that is not there must not be believed.
+        /// A declared length must not be trusted before its bytes arrive.
         #[test]
-        fn long_lists_that_do_not_come_cost_nothing(length in 0_u32.., kind in 0..3_usize) {
+        fn declared_lengths_allocate_nothing(length in 0_u32.., kind in 0..3_usize) {
             let kind = [0xdd, 0xdf, 0xc6][kind];
             let bytes = [&[0x93, 0x01, kind][..], &length.to_be_bytes(), &[0x01; 8]].concat();
             let _ = decode(&bytes);

@@ -1,28 +1,28 @@
-//! Writes events exactly as vLLM does: the same fields in the same order.
+//! Encoding of events exactly as vLLM does: the same fields in the same order.
 
 use rmp::encode as put;
 use terrace_cache::{KvEvent, KvEvents, KvTier, PageContent, PageKey};
 
-/// How events are written.
+/// Options of the encoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Manner {
     /// Tokens in a page.
     pub page_size: u32,
-    /// Whether what is in L3 is told, and, if so, whether others share it.
+    /// Sharing of L3; none omits its events.
     pub l3: Option<L3Sharing>,
 }
 
-/// Who uses a store.
+/// Users of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum L3Sharing {
-    /// This server alone.
+    /// This server only.
     Own,
-    /// Other servers too.
+    /// Several servers.
     Shared,
 }
 
-/// Writes events; nothing if there is nothing to tell. `extra_key` says what tells the pages of a namespace from those
-/// of the usual one.
+/// Encodes events; none if there is nothing to report. `extra_key` returns the dependency that
+/// separates a namespace's pages from those of the default one.
 pub fn encode(
     events: &KvEvents,
     at: f64,
@@ -108,7 +108,7 @@ fn write_event(
     }
 }
 
-/// What pages depend on besides their tokens: for each of them a list, or nil.
+/// Writes the further dependencies of pages: a list for each, or nil.
 fn write_extras(
     out: &mut Vec<u8>,
     pages: u32,
@@ -159,7 +159,7 @@ fn nil(out: &mut Vec<u8>) -> Written {
     put::write_nil(out).map_err(put::ValueWriteError::InvalidMarkerWrite)
 }
 
-/// Consumers keep 64 bits, so these are the ones.
+/// Returns the 64 bits of a key that consumers keep.
 fn hash(key: PageKey) -> u64 {
     key.0 as u64
 }
@@ -172,7 +172,7 @@ fn medium(tier: KvTier) -> &'static str {
     }
 }
 
-/// Device and host are the server's own, which needs no word.
+/// Returns the locality of a tier; none for device and host, which are local by default.
 fn locality(tier: KvTier, manner: Manner) -> Option<&'static str> {
     match (tier, manner.l3) {
         (KvTier::Device | KvTier::Host, _) | (KvTier::L3, None) => None,
@@ -201,7 +201,7 @@ mod tests {
          "keys": ["00000000000000000000000000000003"]},
         {"event": "cleared"}]}"#;
 
-    fn told(l3: Option<L3Sharing>) -> Vec<Event> {
+    fn encoded_events(l3: Option<L3Sharing>) -> Vec<Event> {
         let events: KvEvents = serde_json::from_str(EVENTS).unwrap();
         let manner = Manner { page_size: 2, l3 };
         let salt = |namespace| (namespace == PageKey(9)).then(|| "salt".to_owned());
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn encoded_events_decode() {
         let on_device = Stored {
             hashes: vec![u64::MAX, 2],
             tokens: vec![1, 2, 70_000, 4],
@@ -230,13 +230,16 @@ mod tests {
         };
         let removed = Event::Removed { hashes: vec![3], medium: Medium::Host };
         let (on_device, on_host) = (Event::Stored(on_device), Event::Stored(on_host));
-        assert_eq!(told(None), [Event::Cleared, on_device, on_host, removed, Event::Cleared]);
+        assert_eq!(
+            encoded_events(None),
+            [Event::Cleared, on_device, on_host, removed, Event::Cleared]
+        );
     }
 
     #[test]
-    fn what_is_in_l3_is_told_only_if_wished_and_a_shared_one_is_nobodys() {
+    fn encodes_l3_on_request_and_marks_shared_stores() {
         let media = |l3| {
-            let media = told(l3).into_iter().filter_map(|event| match event {
+            let media = encoded_events(l3).into_iter().filter_map(|event| match event {
                 Event::Stored(stored) => Some(stored.medium),
                 Event::Removed { .. } | Event::Cleared | Event::Other => None,
             });
@@ -250,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_written_of_nothing() {
+    fn encodes_no_empty_batch() {
         let events = r#"{"snapshot": false, "next": 9, "events": [{"event": "removed", "tier": "l3",
             "namespace": "00000000000000000000000000000009", "keys": []}]}"#;
         let events: KvEvents = serde_json::from_str(events).unwrap();

@@ -23,7 +23,8 @@ VOCABULARY = 512
 
 
 def _of_package(file: str) -> Any:
-    """A file of the package's own tests or examples, under a name that no other conftest has."""
+    """Imports a file of the package's tests or examples under a name that no other conftest
+    uses."""
     spec = importlib.util.spec_from_file_location(f"terrace_{Path(file).stem}", ROOT / "python" / file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -74,7 +75,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, **others}
 
 
-# What vLLM needs to run on two cores without a GPU.
+# Settings with which vLLM runs on two cores without a GPU.
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
     "enforce_eager": True,
@@ -100,7 +101,7 @@ class Server:
             flags += [flag] if value is True else [flag, str(value)]
         flags += ["--speculative-config", json.dumps(trainer.speculation())]
         flags += ["--kv-transfer-config", json.dumps(trainer.connector(self.settings))]
-        # `vllm serve` asks for a distribution called vllm, and that for CPUs has another name.
+        # `vllm serve` looks for a distribution called vllm, and the one for CPUs has another name.
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -127,7 +128,7 @@ class Server:
             return told
 
     def metrics(self) -> dict[str, float]:
-        """Those of the connector, by the end of their names."""
+        """The connector's metrics, by the end of their names."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
             lines = answer.read().decode().splitlines()
         ours = [line for line in lines if line.startswith("vllm:terrace_hidden_states_") and "_created" not in line]
@@ -139,12 +140,12 @@ class Server:
         return found
 
     def kill(self) -> None:
-        """As a machine that is switched off: all of its processes, at once."""
+        """Kills all processes at once, as a power failure does."""
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def stop(self) -> None:
-        """As an operator does."""
+        """Stops the server as an operator does."""
         self.process.terminate()
         try:
             self.process.wait(60)

@@ -1,4 +1,5 @@
-"""Hidden states of a real vLLM server in a feature store on a real node: what is in them, and all that may go wrong."""
+"""Hidden states of a real vLLM server in a feature store on a real node: their content, and
+failures."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ WAIT = 60
 
 
 class World:
-    """A node, a server that stores hidden states there, and a consumer of them."""
+    """A node, a server that stores hidden states there, and a consumer."""
 
     def __init__(self, model: Path, folder: Path) -> None:
         self.secret, self.port = folder / "secret", places.free_port()
@@ -35,10 +36,10 @@ class World:
         settings = {
             "store": f"nodes://127.0.0.1:{self.port}",
             "store_settings": self.store_settings,
-            # So small that samples come in parts.
+            # Small, so that samples are split.
             "object_max": "64KiB",
             "max_resident": "5MiB",
-            # The server that is started again takes care of what it has left.
+            # The restarted server takes over its samples.
             "owner": 0,
             "within_s": 8,
             "hold_s": 2,
@@ -60,17 +61,17 @@ class World:
         return terrace.FeatureStore(store, "hidden states")
 
     def objects(self) -> int:
-        """How many objects the node has, besides the three that say who has the producer's number."""
+        """The number of objects on the node, without the three for the producer's number."""
         stats = terrace.Store(f"nodes://127.0.0.1:{self.port}", **self.store_settings).stats()
         return max(int(stats["remote"]["objects"]) - 3, 0)
 
     def figures(self) -> dict[str, float]:
-        """The server's metrics of all that was stored: a step brings them."""
+        """The server's metrics of stored samples: a step updates them."""
         self.server.ask(prompt(0, 3), hidden_states=False)
         return self.server.metrics()
 
     def until_well(self) -> dict[str, Any]:
-        """The first answer with a ref whose sample can be had."""
+        """Returns the first answer with a ref whose sample can be read."""
         deadline = time.monotonic() + 90
         while time.monotonic() < deadline:
             told = self.server.ask(prompt(5, 40))["kv_transfer_params"]
@@ -105,7 +106,7 @@ def prompt(seed: int, tokens: int) -> list[int]:
 
 
 def expected(model: Path, tokens: list[int]) -> Any:
-    """What transformers computes: (tokens, layers, size)."""
+    """The result of transformers: (tokens, layers, size)."""
     import torch
     from transformers import LlamaForCausalLM
 
@@ -179,7 +180,8 @@ def test_samples_have_the_names_that_clients_give_and_supersede(world: World) ->
     assert first.sample == second.sample == "epoch 1/7"
     _, token_ids = read_hidden_states(features, second, wait=WAIT)
     assert token_ids.tolist() == prompt(2, 40)
-    # Whoever has a promised ref reads the sample as soon as it is there, which is a moment before it has superseded.
+    # A promised ref can be read as soon as the sample exists, a moment before it supersedes the
+    # earlier one.
     until(lambda: is_gone(features, first))
     assert features.release(second) == "freed"
 
@@ -222,7 +224,7 @@ def test_requests_that_are_aborted_leave_nothing(world: World) -> None:
         client.sendall(f"{head}\r\n\r\n{text}".encode())
         assert b"200" in client.recv(100)
         client.recv(1000)
-    # It is gone while it decodes.
+    # It disappears while the request decodes.
     check_after = ref_of(world.server.ask(prompt(4, 40)))
     features = world.consumer()
     read_hidden_states(features, check_after, wait=WAIT)
@@ -265,7 +267,8 @@ def test_a_node_that_hangs_costs_requests_nothing_and_is_told(world: World) -> N
     features = world.consumer()
 
     def is_nothing_left() -> bool:
-        # What was promised may still come, and then it is the consumer's. Parts of it are nobody's.
+        # Promised samples may still arrive, and then belong to the consumer. Partial ones belong to
+        # no one.
         for ref in promised:
             with suppress(terrace.TerraceError):
                 read_hidden_states(features, ref)
@@ -304,7 +307,7 @@ def test_samples_outlive_a_server_that_is_killed_and_nothing_is_left(world: Worl
     answer = world.server.ask(prompt(1, 80))
     check(world, model, answer, prompt(1, 80))
     world.server.stop()
-    # What nobody has read goes when it was held for too long, whoever is the producer then.
+    # Unread samples expire, whoever is the producer then.
     store = terrace.Store(f"nodes://127.0.0.1:{world.port}", **world.store_settings)
     heir = terrace.FeatureStore(store, "hidden states", owner=0, max_hold=0.001)
     until(lambda: heir.gc() is not None and heir.stats()["live"] == 0 and heir.stats()["resident_bytes"] == 0)

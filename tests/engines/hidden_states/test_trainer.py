@@ -1,4 +1,5 @@
-"""The trainer's loop: vLLM produces, PyTorch trains, both are killed and started again, and nothing is left."""
+"""The training loop: vLLM produces, PyTorch trains, both are killed and restarted, and the store is
+empty in the end."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from conftest import ENGINE, ROOT, a_place, environment
 from terrace_kv.hidden_states import HiddenStatesSettings
 
 SAMPLES = 24
-# Engines take minutes to start where others use the cores too.
+# Engines take minutes to start on a busy machine.
 PATIENCE_S = 1200
 
 
@@ -29,7 +30,7 @@ LIVES: list[Peer] = []
 
 @pytest.fixture(autouse=True)
 def nobody_stays() -> Iterator[None]:
-    """Ends what a test that has failed leaves behind."""
+    """Kills the processes that a failed test leaves behind."""
     yield
     for peer in LIVES:
         if peer.process.poll() is None:
@@ -38,15 +39,15 @@ def nobody_stays() -> Iterator[None]:
 
 
 class Peer:
-    """The example in a process of its own, and what it has said."""
+    """The example in a separate process, and its output."""
 
     def __init__(self, what: str, place: Any, folder: Path, *others: str) -> None:
         own = {name: value for name, value in place.settings.items() if name not in ("object_max", "for_features")}
-        # Where both are there at once, the producer has to wait for the trainer.
+        # If both run at once, the producer has to wait for the trainer.
         settings = {"store_settings": own, "max_resident": "16MiB" if place.is_shared else "128MiB", "owner": 0}
         command = [sys.executable, str(ROOT / "python/examples/hidden_states_trainer.py"), what]
         command += ["--store", place.place, "--settings", json.dumps(settings), "--object-max", "1MiB"]
-        # So few tokens that there is something to learn of so few samples.
+        # Few tokens, so that few samples suffice to learn.
         command += ["--vocabulary", "64"]
         command += ["--refs", str(folder / "refs"), "--samples", str(SAMPLES), *others]
         self.said: list[dict[str, Any]] = []
@@ -61,7 +62,7 @@ class Peer:
     def _listen(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            # vLLM and Mooncake's library say things of their own there.
+            # vLLM and Mooncake's library print there as well.
             if line.startswith("{"):
                 self.said.append(json.loads(line))
 
@@ -73,7 +74,7 @@ class Peer:
             time.sleep(0.02)
 
     def samples(self, what: str) -> set[str]:
-        """Those of which it has said that."""
+        """The samples for which it has printed that message."""
         return {line[what] for line in self.said if what in line}
 
     def kill(self) -> None:
@@ -81,9 +82,9 @@ class Peer:
         self.process.wait()
 
     def ended(self, patience_s: float = PATIENCE_S) -> dict[str, Any]:
-        """The last that it says."""
+        """Its last message."""
         status = self.process.wait(patience_s)
-        # Threads of Mooncake's library outlive `main`, and some fall over its destructors.
+        # Threads of Mooncake's library outlive `main`, and may crash in its destructors.
         assert status in (0, -signal.SIGSEGV, -signal.SIGABRT), self.log.read_text()[-3000:]
         time.sleep(0.2)
         return self.said[-1]
@@ -100,7 +101,7 @@ def test_either_side_may_be_killed_and_nothing_is_left(kind: str, model: Path, t
         def train() -> Peer:
             return Peer("train", place, tmp_path, "--wait", "10", "--patience", str(PATIENCE_S))
 
-        # A store on disk has one user at a time: there they take turns.
+        # A store on disk has one user at a time: the processes alternate.
         at_once = place.is_shared
         trainers: list[Peer] = []
         producer = produce()
@@ -124,8 +125,8 @@ def test_either_side_may_be_killed_and_nothing_is_left(kind: str, model: Path, t
         trained, gone = (set().union(*(one.samples(what) for one in trainers)) for what in ("trained", "is gone"))
         print(kind, told, "not trained on:", sorted(gone - trained))
         assert trained | gone == {f"sample {number}" for number in range(SAMPLES)}, "each sample is accounted for"
-        # Of those that were promised when the producer was killed, some were never put; and one may have been released
-        # when the trainer was.
+        # Some samples promised before the producer was killed were never put, and one may have been
+        # released when the trainer was killed.
         assert len(gone - trained) <= 5
         assert told["last loss"] < told["first loss"]
         assert not list((tmp_path / "refs").glob("*.ref"))
@@ -146,7 +147,7 @@ def test_either_side_may_be_killed_and_nothing_is_left(kind: str, model: Path, t
 
 
 def features_ref(features: terrace.FeatureStore) -> terrace.FeatureRef:
-    """A ref of a sample that is over: the store says so, and does not hang."""
+    """The ref of a released sample: the store reports that, and does not hang."""
     import numpy as np
 
     ref = features.put("last", {"x": np.ones(3)})

@@ -1,5 +1,5 @@
-"""LMCache's storage, as its multi-process server has it, in a process of its own. It is told what to do by lines of
-JSON, and answers each with one; the first is to open a storage with an adapter.
+"""LMCache's storage, as in its multi-process server, in a separate process. It reads commands as
+lines of JSON and answers each with a line; the first command opens a storage with an adapter.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def key(number: int, rank: int = 0, world: int = 1, model: str = "a/model", salt
 
 
 def chunk(number: int) -> torch.Tensor:
-    """The bytes of a chunk, which follow from its number."""
+    """The bytes of a chunk, derived from its number."""
     generator = torch.Generator().manual_seed(number)
     return torch.randn(SHAPE, generator=generator).to(torch.bfloat16)
 
@@ -50,7 +50,8 @@ def manager(adapter: dict[str, Any]) -> StorageManager:
 
 
 def store(storage: StorageManager, numbers: list[int], **named: Any) -> dict[str, Any]:
-    """Writes chunks, which LMCache stores in the background; waits until it has, or has given up."""
+    """Writes chunks, which LMCache stores in the background; waits until it has stored or dropped
+    them."""
     keys = [key(number, **named) for number in numbers]
     reserved = storage.reserve_write(keys, LAYOUT)
     for number, one in zip(numbers, keys, strict=True):
@@ -68,7 +69,7 @@ def stored_bytes(storage: StorageManager) -> int:
 
 
 def fetch(storage: StorageManager, numbers: list[int], policy: str = "prefix", **named: Any) -> dict[str, Any]:
-    """Fetches chunks as for a prompt: which there are, whether each is right, and how long that took."""
+    """Fetches chunks as for a prompt: the hits, whether each is right, and the time."""
     keys = [key(number, **named) for number in numbers]
     started = time.monotonic()
     asked = PrefetchTaskSpec([GroupedObjectKeys(keys, 0, LAYOUT)], fetching_policy=policy)
@@ -96,7 +97,7 @@ def delete(storage: StorageManager, numbers: list[int]) -> dict[str, Any]:
 
 
 def main() -> None:
-    # What LMCache logs must not be taken for an answer.
+    # LMCache's log must not mix with the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     storage: StorageManager | None = None

@@ -36,7 +36,7 @@ MODEL = {
 
 
 class Peer:
-    """LMCache in a process of its own, which opens one storage after the other."""
+    """LMCache in a separate process, which opens one storage after the other."""
 
     def __init__(self, log: Path) -> None:
         with log.open("ab") as errors:
@@ -63,7 +63,7 @@ class Peer:
 
     @contextmanager
     def over(self, **params: Any) -> Iterator[Peer]:
-        """With a storage over such a store."""
+        """Opens a storage over a store."""
         assert self.open(**params) == {"open": True}
         yield self
         assert self("close") == {"open": False}
@@ -100,7 +100,7 @@ def test_a_second_process_fetches_what_the_first_stored(kind: str, peers: tuple[
         with peers[1].over(**params) as second:
             told = second("fetch", [*range(12), 50])
             assert (told["hits"], told["right"], told["l2"]) == (list(range(12)), True, 12)
-            # Other ranks, other worlds, other models and other tenants have other KV.
+            # Other ranks, world sizes, models and tenants have other KV.
             assert second("fetch", [100], rank=1, world=2)["hits"] == [0]
             for other in [{}, {"rank": 1, "world": 4}, {"rank": 1, "world": 2, "model": "b"}]:
                 assert second("fetch", [100], **other)["hits"] == []

@@ -1,7 +1,9 @@
-"""A process with SGLang's own cache: its radix tree, its controller with its threads, and its host pools, on the CPU.
+"""A process with SGLang's own cache: its radix tree, its controller with its threads, and its host
+pools, on the CPU.
 
-Nothing is stubbed but what needs a GPU: pinning memory, and the kernels that copy between device and host. It is told
-what to do by lines of JSON and answers with one each, so that SGLang is imported once for all tests.
+Nothing is stubbed but what needs a GPU: pinning memory, and the kernels that copy between device
+and host. It reads commands as lines of JSON and answers each with a line, so that SGLang is
+imported once for all tests.
 """
 
 from __future__ import annotations
@@ -40,13 +42,13 @@ from sglang.test.kits.unified_radix_cache.storage import UnifiedRadixCacheStorag
 
 from terrace_kv.sglang import TerraceStorage
 
-# Looks like a commit.
+# A string with the form of a commit.
 REVISION = "1" * 40
 POOLS = {"kv": ComponentType.FULL, "swa": ComponentType.SWA, "mamba": ComponentType.MAMBA}
 
 
 def rows(pool: Any, buffer: torch.Tensor, layer: int, indices: torch.Tensor) -> tuple[Any, ...]:
-    """Where tokens of a layer are in a host buffer of keys or values."""
+    """The slices of a layer's tokens in a host buffer of keys or values."""
     page, offset = indices // pool.page_size, indices % pool.page_size
     return {
         "layer_first": (layer, indices),
@@ -84,7 +86,7 @@ fixtures.get_device = lambda: "cpu"
 
 
 class Server(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
-    """What a server has of the hierarchical cache, and what its scheduler would do with it."""
+    """The server's hierarchical cache, and the operations of its scheduler."""
 
     def __init__(self) -> None:
         unittest.TestCase.__init__(self)
@@ -107,7 +109,7 @@ class Server(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
         environment: dict[str, float] | None = None,
         **arguments: Any,
     ) -> dict[str, Any]:
-        """A server with an empty cache on a store."""
+        """Starts a server with an empty cache on a store."""
         config = dict(config or {})
         config["components"] = tuple(POOLS[name] for name in config.pop("pools", ["kv"]))
         self.cfg = CacheConfig(**{"page_size": 16, "num_layers": 4, "kv_size": 1024, **config})
@@ -141,7 +143,7 @@ class Server(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
         self.cache.write_through_threshold, self.cache.load_back_threshold = 1 << 30, 0
         controller = self.cache.cache_controller
         for entry in self._entries():
-            # Pages that are copied would be pinned each.
+            # Copied pages would each be pinned.
             entry.host_pool.pin_memory = False
         controller.prefetch_capacity_limit = controller.mem_pool_host.size
         return {"backend": type(controller.storage_backend).__name__, "pools": [str(e.name) for e in self._entries()]}
@@ -154,7 +156,7 @@ class Server(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
         self._open.close()
 
     def compute(self, first: int, pages: int, seed: int = 0) -> dict[str, Any]:
-        """Computes a prompt, as far as the cache sees that, and has it stored."""
+        """Computes a prompt, from the cache's view, and has it stored."""
         tokens = self._make_seq(first, pages)
         self._fill(seed)
         self._insert(self.cache, self.allocator, self.requests, tokens)
@@ -166,7 +168,7 @@ class Server(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
         return {"seconds": time.monotonic() - since, "pages": self._pages(leaf)}
 
     def restore(self, first: int, pages: int) -> dict[str, Any]:
-        """Asks for a prompt; what of it comes from the store, and how long its request waits for that."""
+        """Requests a prompt; returns the part that comes from the store, and the waiting time."""
         tokens = array("q", self._make_seq(first, pages))
         self._requests += 1
         request = CacheRequestHandle(f"request {self._requests}", 0)
@@ -178,19 +180,19 @@ class Server(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
         return {"seconds": seconds, "tokens": match.host_hit_length, "pages": self._pages(match.last_host_node)}
 
     def load(self, first: int, pages: int) -> dict[str, Any]:
-        """Brings what the host has of a prompt to the device; a digest of it there."""
+        """Loads the host's part of a prompt to the device, and returns its digest there."""
         tokens = self._make_seq(first, pages)
         match = fixtures.match_prefix(self.cache, tokens)
         path = self._path_chain(self.cache, match.last_host_node)
         return {"device": self._digest_device(torch.cat([self._load_back_node(self.cache, node) for node in path]))}
 
     def device(self, first: int, pages: int) -> dict[str, Any]:
-        """A digest of what the device has of a prompt."""
+        """Returns a digest of the device's part of a prompt."""
         match = fixtures.match_prefix(self.cache, self._make_seq(first, pages))
         return {"device": self._digest_device(self.cache.path_device_indices(match.last_device_node))}
 
     def forge(self, first: int, pages: int) -> dict[str, Any]:
-        """Puts other bytes in the place of stored pages, as the same objects: they verify."""
+        """Replaces stored pages by other bytes under the same names: they verify."""
         match = fixtures.match_prefix(self.cache, self._make_seq(first, pages))
         keys = self._all_page_hashes(self.cache, match.last_host_node)
         stored = self.cache.cache_controller.storage_backend._of("kv")
@@ -199,14 +201,14 @@ class Server(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
         return {"forged": stored.put_tensors(keys, zeros)}
 
     def weights(self, version: str) -> None:
-        """What the scheduler does when the running server has got other weights."""
+        """Runs the scheduler's steps for new weights of a running server."""
         get_context().override("scheduler.weight_version", weight_version=version)
 
     def latent(
         self, settings: dict[str, Any], layout: str, rank: int, ranks: int, seed: int | None = None
     ) -> dict[str, Any]:
-        """Pages of a model whose KV is the same on all ranks: stores some if there is a seed, else loads them. What is
-        called here is the backend itself, on a pool of SGLang's."""
+        """Stores pages of a model whose KV is the same on all ranks if there is a seed, and loads
+        them otherwise. Calls the backend directly, on a pool of SGLang's."""
         set_global_server_args_for_scheduler(ServerArgs(model_path="dummy", revision=REVISION))
         kind = {"dtype": torch.bfloat16, "kv_lora_rank": 64, "qk_rope_head_dim": 16, "layer_num": 3, "device": "cpu"}
         device = MLATokenToKVPool(size=64, page_size=16, enable_memory_saver=False, **kind)
@@ -233,7 +235,7 @@ class Server(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
         return {"done": done, "pages": [hashlib.sha256(page).hexdigest() for page in pages]}
 
     def clear(self) -> dict[str, Any]:
-        """What the operator's order to clear the storage does."""
+        """Runs the operator's command to clear the storage."""
         return {"cleared": self.cache.cache_controller.clear_storage_backend()}
 
     def lose(self, key: str) -> None:
@@ -242,7 +244,7 @@ class Server(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
         stored.transfers.remove(stored._names([key]))
 
     def figures(self) -> dict[str, Any]:
-        """What the backend tells SGLang's metrics, and what there is to be seen of them."""
+        """The backend's report for SGLang's metrics, and the exported metrics."""
         told = self.cache.cache_controller.storage_backend.get_stats()
         if told is None:
             return {"told": None}
@@ -258,7 +260,7 @@ class Server(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
         return list(self.cache.cache_controller.mem_pool_host.entries)
 
     def _fill(self, seed: int) -> None:
-        """Gives the whole device contents of its own."""
+        """Fills the whole device with distinct contents."""
         random = torch.Generator().manual_seed(seed)
         pool = self.allocator.get_kvcache()
         parts = [one for one in (getattr(pool, "full_kv_pool", None), getattr(pool, "swa_kv_pool", None)) if one]
@@ -271,7 +273,8 @@ class Server(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
                 buffer.copy_(torch.randn(buffer.shape, generator=random))
 
     def _pages(self, leaf: Any) -> dict[str, dict[str, str]]:
-        """Digests of what the host has of the path to a node: for each pool, by the key of the page."""
+        """Digests of the host's part of the path to a node: for each pool, by the key of the
+        page."""
         told: dict[str, dict[str, str]] = {}
         pools = {str(entry.name): entry.host_pool for entry in self._entries()}
         for node in self._path_chain(self.cache, leaf):
@@ -295,7 +298,7 @@ class Server(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
 
 
 def main() -> None:
-    # What SGLang prints does not belong among the answers.
+    # SGLang's output must not mix with the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     server = Server()

@@ -1,4 +1,5 @@
-"""SGLang's own cache on our store, in two processes: what one has stored is right in the other, or not there."""
+"""SGLang's cache on Terrace's store, in two processes: pages that one has stored are right in the
+other, or missing."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def disk(folder: Path, **settings: Any) -> dict[str, Any]:
 
 
 def stored_by(server: Sglang, settings: dict[str, Any], **start: Any) -> dict[str, Any]:
-    """Pages that a server has stored before it ended."""
+    """The pages that a server stored before it ended."""
     server.tell("start", settings=settings, **start)
     told = server.tell("compute", first=FIRST, pages=PAGES, seed=1)
     server.tell("stop")
@@ -41,13 +42,13 @@ def stored_by(server: Sglang, settings: dict[str, Any], **start: Any) -> dict[st
 
 
 def restored_by(server: Sglang, settings: dict[str, Any], **start: Any) -> dict[str, Any]:
-    """What another server finds of them."""
+    """The part of them that another server finds."""
     server.tell("start", settings=settings, **start)
     return server.tell("restore", first=FIRST, pages=PAGES)
 
 
 def restored_in_time(server: Sglang) -> dict[str, Any]:
-    """What is found of them by a server whose store was not well, when that has been tried again."""
+    """The part of them that a server finds after its store has recovered."""
     until = time.monotonic() + 60
     while True:
         restored = server.tell("restore", first=FIRST, pages=PAGES)
@@ -76,7 +77,8 @@ def test_pages_that_are_copied_are_the_same_objects(one: Sglang, two: Sglang, tm
 
 
 def test_other_bytes_under_valid_checksums_are_seen(one: Sglang, two: Sglang, tmp_path: Path) -> None:
-    # The control of all tests here: what is restored is what the store has, and the comparison would tell.
+    # The control of all tests here: restored pages equal those of the store, and the comparison
+    # detects differences.
     one.tell("start", settings=disk(tmp_path))
     stored = one.tell("compute", first=FIRST, pages=PAGES, seed=1)["pages"]
     assert all(one.tell("forge", first=FIRST, pages=PAGES)["forged"])
@@ -92,7 +94,7 @@ def test_damaged_pages_are_not_there(one: Sglang, two: Sglang, tmp_path: Path) -
     page = 16 * 4 * 2 * 64 * 2
     with slots.open("r+b") as file:
         content = file.read()
-        # The sixth page of the prompt, keys and values, wherever they are: what is before them is still of use.
+        # The sixth page of the prompt, keys and values: the pages before it are still usable.
         whole = [at for at in range(0, len(content), 4096) if any(content[at : at + 4096])]
         for at in whole[len(whole) // 2 :]:
             file.seek(at + 100)
@@ -186,7 +188,7 @@ def test_a_store_that_hangs_costs_a_bounded_time(one: Sglang, two: Sglang, node:
     node.hang(True)
     waited = two.tell("restore", first=FIRST, pages=PAGES)
     assert waited["tokens"] == 0 and waited["seconds"] < 10
-    # One that hangs is left alone: who comes next does not wait for it.
+    # A hanging store is skipped: later requests do not wait for it.
     again = [two.tell("restore", first=FIRST, pages=PAGES)["seconds"] for _ in range(6)]
     assert min(again) < 1
     node.hang(False)
@@ -233,7 +235,7 @@ def test_metrics(one: Sglang, two: Sglang, tmp_path: Path) -> None:
     two.tell("start", settings=disk(tmp_path), has_metrics=True)
     two.tell("restore", first=FIRST, pages=PAGES)
     two.tell("compute", first=2 * FIRST, pages=2)
-    # Counters are brought up to date once a second.
+    # Counters are updated once per second.
     time.sleep(1.1)
     told = two.tell("figures")
     assert told["prometheus"]["terrace_l3_objects_total"]["get hit"] == 2 * PAGES, "keys and values of each page"
@@ -256,7 +258,7 @@ class Ranks:
         self.pair = pair
 
     def tell(self, do: str, **order: Any) -> list[dict[str, Any]]:
-        """The ranks agree on everything, so both must be at it at a time."""
+        """Sends a command to both ranks at once, because they synchronise."""
         for each in self.pair:
             each.send(do, **order)
         answers = [each.answer() for each in self.pair]
@@ -282,7 +284,7 @@ def ranks(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
 def test_two_ranks_and_one_rank_after_two(ranks: Ranks, pair: Pair, node: Node) -> None:
     ranks.start(node.settings)
     for rank, each in enumerate(pair):
-        # Each rank has the KV of its own heads.
+        # Each rank has the KV of its heads.
         each.send("compute", first=FIRST, pages=PAGES, seed=rank)
     stored = [each.answer()["pages"] for each in pair]
     assert stored[0]["kv"].keys() == stored[1]["kv"].keys() and stored[0] != stored[1]

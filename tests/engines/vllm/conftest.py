@@ -1,4 +1,4 @@
-"""Real engines of vLLM, on the CPU, with a tiny model."""
+"""Real vLLM engines on the CPU, with a tiny model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ENVIRONMENT = {
 
 
 class Answer(dict[str, Any]):
-    """What an engine has answered."""
+    """The answers of an engine."""
 
     @property
     def tokens(self) -> list[list[int]]:
@@ -44,7 +44,7 @@ class Answer(dict[str, Any]):
         return [answer["cached"] for answer in self["answers"]]
 
     def counted(self, name: str, **labels: str) -> float:
-        """The sum of a counter over all other labels."""
+        """Returns the sum of a counter over all other labels."""
         total = 0.0
         for told, value in self["metrics"].items():
             its_name, _, its_labels = told.partition("{")
@@ -70,7 +70,7 @@ class Host:
         )
 
     def begin(self, model: Path, transfer: dict[str, Any] | None, **more: Any) -> None:
-        """Has an engine answer; :meth:`end` has what came of it."""
+        """Starts an engine with prompts; :meth:`end` returns the result."""
         asked = {name: more.pop(name) for name in ("prompt_logprobs", "between") if name in more}
         asked["prompts"] = more.pop("prompts", PROMPTS)
         asked["engine"] = {"model": str(model), "kv_transfer_config": transfer} | more
@@ -90,7 +90,7 @@ class Host:
         return self.end()
 
     def fails(self, model: Path, transfer: dict[str, Any] | None, **more: Any) -> str:
-        """What an engine says that does not start."""
+        """Returns the error of an engine that does not start."""
         self.begin(model, transfer, **more)
         assert self.process.stdout is not None
         return str(json.loads(self.process.stdout.readline())["error"])
@@ -154,7 +154,7 @@ class Node:
 
 
 def tier(settings: dict[str, Any], kind: str = "TerraceTier", module: str = "terrace_kv.vllm") -> dict[str, Any]:
-    """The offloading connector with a tier under it."""
+    """The configuration of the offloading connector with a tier."""
     return {
         "kv_connector": "OffloadingConnector",
         "kv_role": "kv_both",
@@ -176,7 +176,7 @@ def by_name_alone(transfer: dict[str, Any]) -> dict[str, Any]:
 
 
 def connector(settings: dict[str, Any], kind: str = "TerraceConnector", module: str = "terrace_kv.vllm") -> dict[str, Any]:
-    """The connector of Terrace's own."""
+    """The configuration of Terrace's connector."""
     return {
         "kv_connector": kind,
         "kv_connector_module_path": module,
@@ -206,7 +206,7 @@ def first(folder: Path) -> Iterator[Host]:
 
 @pytest.fixture(scope="session")
 def second(folder: Path) -> Iterator[Host]:
-    """The process that finds what the first has stored."""
+    """The process that finds the first one's objects."""
     host = Host(folder / "second.log")
     yield host
     host.close()

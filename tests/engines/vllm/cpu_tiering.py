@@ -1,5 +1,6 @@
-"""vLLM's tiers on a machine without a GPU, where its offloading connector refuses to work: the same specification and
-managers, with a worker that copies between two places of host memory. Also tiers that do wrong on purpose."""
+"""vLLM's tiers on a machine without a GPU, where its offloading connector refuses to work: the same
+specification and managers, with a worker that copies between two places of host memory. Also
+faulty tiers."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from terrace_kv.vllm.copies import Copies, Event
 
 
 class CopyingWorker(OffloadingWorker):
-    """Copies blocks at once."""
+    """Copies blocks synchronously."""
 
     def __init__(self, kv_caches: Any, region: SharedOffloadRegion) -> None:
         self._region = region
@@ -54,7 +55,7 @@ class CopyingWorker(OffloadingWorker):
 
 
 class CpuTieringSpec(TieringOffloadingSpec):
-    """One block a chunk, one group of layers."""
+    """One block per chunk, one group of layers."""
 
     def get_worker(self, kv_caches: Any) -> OffloadingWorker:
         assert self.blocks_per_chunk == 1 and len(kv_caches.group_data_refs) == 1
@@ -71,7 +72,8 @@ class CpuTieringSpec(TieringOffloadingSpec):
 
 
 class ZeroingTier(TerraceTier):
-    """Stores zeros under right names and checksums: whoever reads them answers otherwise."""
+    """Stores zeros under right names and checksums: an engine that reads them gives wrong
+    answers."""
 
     def submit_store(self, job_metadata: Any) -> None:
         rows = np.frombuffer(self._primary_kv_view, np.uint8).reshape(self._primary_kv_view.shape)
@@ -80,7 +82,7 @@ class ZeroingTier(TerraceTier):
 
 
 class ClaimingTier(TerraceTier):
-    """Says of every chunk that the store has it, until somebody has tried to load it."""
+    """Reports every chunk as present, until a load of it was attempted."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -105,7 +107,7 @@ class _ZeroingCopies(Copies):
 
 
 class ZeroingConnector(TerraceConnector):
-    """As :class:`ZeroingTier`."""
+    """The connector's counterpart of :class:`ZeroingTier`."""
 
     def register_kv_caches(self, kv_caches: Any) -> None:
         super().register_kv_caches(kv_caches)

@@ -1,5 +1,5 @@
-"""A process that runs engines one after the other, as lines of JSON on its input say, and answers with lines of JSON:
-vLLM is imported once, and every engine begins with empty caches of its own.
+"""A process that runs engines one after the other, by commands in lines of JSON, and answers with
+lines of JSON: vLLM is imported once, and every engine starts with empty caches.
 
     {"what": "generate", "engine": {...}, "prompts": [[1, 2, 3], ...]}
 """
@@ -22,13 +22,15 @@ def generate(
     prompt_logprobs: int | None = None,
     between: list[list[Any]] | None = None,
 ) -> dict[str, Any]:
-    """Greedy answers to prompts, one after the other; how much of each was cached; and metrics. With ``between``, calls of
-    methods of the engine, the prompts are asked twice, before and after these calls, and the second answers are told."""
+    """Greedy answers to prompts, one after the other; the number of cached tokens of each; and
+    metrics. With ``between``, calls of methods of the engine, the prompts are sent twice, before
+    and after these calls, and the second answers are returned."""
     from vllm import LLM, SamplingParams
     from vllm.config import KVTransferConfig
 
     transfer = engine.pop("kv_transfer_config", None)
-    # Processes that are to hang or to die when the engine is up: a store that is away from the start is refused.
+    # Processes to freeze or kill after the engine has started: a store that is unreachable at the
+    # start is refused.
     hangs, dies = engine.pop("hang", None), engine.pop("kill", None)
     usual = {"dtype": "float32", "enforce_eager": True, "max_model_len": 1024, "max_num_seqs": 4, "block_size": 32}
     model = LLM(
@@ -71,7 +73,7 @@ def generate(
 
 
 def main() -> None:
-    # Whatever libraries print must not get between the answers.
+    # Output of libraries must not mix with the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:
@@ -80,8 +82,8 @@ def main() -> None:
             told = {"generate": generate}[asked.pop("what")](**asked)
         except BaseException as error:
             traceback.print_exc()
-            # An engine that did not start leaves its worker's connector behind, which the next one in this process would
-            # take for its own: pages would go to the memory of an engine that is gone.
+            # An engine that failed to start leaves its worker's connector behind, which the next
+            # one in this process would use: pages would go to the memory of the former engine.
             from vllm.distributed.kv_transfer.kv_transfer_state import ensure_kv_transfer_shutdown
 
             ensure_kv_transfer_shutdown()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def test_every_field_of_the_configuration_is_in_the_table() -> None:
-    # In a process of its own: importing an engine leaves threads and settings behind.
+    # In a separate process: importing an engine leaves threads and settings behind.
     script = "import fields, json; print(json.dumps([[*field, answer] for field, answer in fields.unknown('vllm').items()]))"
     folder = str(Path(__file__).parents[1])
     path = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -1,4 +1,5 @@
-"""Engines of several processes: two ranks, one rank after two, and servers over HTTP. Each takes minutes to start."""
+"""Engines of several processes: two ranks, one rank after two, and servers over HTTP. Each takes
+minutes to start."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def test_a_server_finds_what_it_had_before_it_was_restarted(model: Path, node: N
             if start == 1:
                 post(f"{address}/v1/completions", body | {"cache_salt": "another"})
             for _ in range(30):
-                # What has ended is told with the next step. Less than a block is neither stored nor looked up.
+                # Ended transfers are reported with the next step. Less than a block is neither
+                # stored nor looked up.
                 post(f"{address}/v1/completions", body | {"prompt": "The", "max_tokens": 1})
                 metrics = get(f"{address}/metrics")
                 stored = counted(metrics, "vllm:terrace_objects_total", 'operation="put",result="hit"')

@@ -1,4 +1,4 @@
-"""Two processes of vLLM share KV through Terrace's store: by its tier and by its connector."""
+"""Two processes of vLLM share KV through Terrace's store, by its tier and by its connector."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import make_model
 import pytest
 from conftest import PROMPTS, Answer, Door, Host, Node, by_name_alone, connector, tier
 
-# What the second process finds: all whole blocks of a prompt but for its last token. The engine's own cache counts too.
+# Tokens that the second process finds: all whole blocks of a prompt without its last token. The
+# engine's own cache counts too.
 FOUND_BY_TIER = [288, 320, 64]
 FOUND_BY_CONNECTOR = [288, 320, 32]
 SLOT_BYTES = 131072 + 4096
@@ -33,7 +34,7 @@ def door(request: pytest.FixtureRequest) -> tuple[Door, list[int]]:
 
 
 def damage(folder: Path, slots: list[int]) -> None:
-    """Changes a byte of some objects."""
+    """Flips a byte of some objects."""
     [data] = folder.glob("*/data")
     with data.open("r+b") as file:
         for slot in slots:
@@ -109,13 +110,13 @@ def test_other_weights_find_nothing(
 ) -> None:
     settings, (transfer, _) = on_disk(tmp_path / "kv"), door
     first.run(model, transfer(settings))
-    # Another model of the same name in another place: only its bytes tell.
+    # Another model with the same name elsewhere: only its bytes differ.
     other = make_model.write(tmp_path / "other" / model.name, seed=1)
     alone = second.run(other, None)
     beside = second.run(other, transfer(settings))
     assert beside.tokens == alone.tokens != plain.tokens
     assert beside.counted("vllm:terrace_objects", operation="get") == 0
-    # And the same model in another place finds all of it.
+    # The same model elsewhere hits all blocks.
     again = second.run(make_model.write(tmp_path / "moved"), transfer(settings), prompts=PROMPTS[:1])
     assert again.cached == [288] and again.tokens == plain.tokens[:1]
 
@@ -125,7 +126,8 @@ def test_engines_that_were_told_something_else_find_nothing(
 ) -> None:
     settings, (transfer, found) = on_disk(tmp_path), door
     first.run(model, transfer(settings))
-    # Positions of some models are scaled by it. Of this one they are not, so that the answers are the same.
+    # Positions of some models are scaled by it. Those of this one are not, so the answers are the
+    # same.
     other = second.run(model, transfer(settings), max_model_len=768)
     assert other.tokens == plain.tokens and other.counted("vllm:terrace_objects", operation="get") == 0
     larger = second.run(model, transfer(settings), max_num_seqs=8, gpu_memory_utilization=0.5)
@@ -157,7 +159,7 @@ def test_f77_nothing_of_before_a_reset_is_read(
     if reset == "silent reset" and transfer is tier:
         pytest.skip("vLLM's own cache in host memory is not reset either")
     after = first.run(model, transfer(settings), between=RESETS[reset])
-    # Only the engine's own caches have the prefixes that prompts share.
+    # Only the engine's own caches have the shared prefixes.
     assert after.tokens == plain.tokens and after.cached == [0, 288, found[2]]
     assert after.counted("vllm:terrace_objects", operation="get") == 0
     assert second.run(model, transfer(settings)).cached == found, "others find what was stored before"
@@ -176,7 +178,7 @@ def test_f77_kv_of_new_weights_is_not_shared_with_engines_of_the_old(
     assert hit.cached == found and hit.tokens == plain.tokens
 
 
-def test_requests_that_must_compute_their_prompts_do_not_ask(
+def test_requests_that_skip_the_cache_are_not_looked_up(
     first: Host, second: Host, model: Path, plain: Answer, door: tuple[Door, list[int]], tmp_path: Path
 ) -> None:
     settings, (transfer, found) = on_disk(tmp_path), door

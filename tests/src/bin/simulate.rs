@@ -13,7 +13,9 @@ use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use terrace_cache::planted::{Bug, plant};
-use terrace_tests::sim::{Fate, FaultCounts, FaultKind, Life, live, shrink, tell, write_story};
+use terrace_tests::sim::{
+    FaultCounts, FaultKind, RunOptions, RunResult, run_world, shrink, trace_seed, write_story,
+};
 
 /// Run the scheduler in random simulated worlds with faults, and check its invariants
 #[derive(Parser)]
@@ -60,18 +62,18 @@ struct Summary {
     violations: usize,
     faults: BTreeMap<String, u64>,
     failing_seeds: Vec<u64>,
-    /// A hash of every plan of every seed: the same on every machine and in every build.
+    /// Hash of every plan of every seed: the same on every machine and in every build.
     fingerprint: String,
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    // A violation that shows as a panic is reported with its seed; the usual message is noise.
+    // A panic is reported as a violation with its seed, without the default message.
     std::panic::set_hook(Box::new(|_| {}));
     if arguments.trace
         && let Some(seed) = arguments.seed
     {
-        print!("{}", tell(seed, arguments.steps));
+        print!("{}", trace_seed(seed, arguments.steps));
         return ExitCode::SUCCESS;
     }
     if let Some(name) = &arguments.planted {
@@ -79,7 +81,8 @@ fn main() -> ExitCode {
     }
     let seeds = arguments.seed.map_or(arguments.seeds.clone(), |seed| seed..seed + 1);
     let started = Instant::now();
-    let Lived { steps, faults, failures, fingerprint, .. } = live_all(&arguments, seeds.clone());
+    let SeedSummary { steps, faults, failures, fingerprint, .. } =
+        run_all(&arguments, seeds.clone());
     let seconds = started.elapsed().as_secs_f64();
     let summary = Summary {
         seeds: seeds.end - seeds.start,
@@ -101,22 +104,22 @@ fn main() -> ExitCode {
     if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// What became of all the seeds.
+/// Result of all seeds.
 #[derive(Default)]
-struct Lived {
+struct SeedSummary {
     steps: u64,
-    /// Seeds that came to their end.
+    /// Completed seeds.
     seeds: u64,
     faults: FaultCounts,
-    failures: Vec<Life>,
+    failures: Vec<RunResult>,
     fingerprint: u64,
 }
 
-/// Lines that tell how far a long run has come where nobody looks at a terminal.
+/// Progress lines of a long run without a terminal.
 struct Log {
     seeds: u64,
     started: Instant,
-    /// Seconds from the start until the next line; it grows with the run.
+    /// Seconds from the start until the next line; the interval grows with the run.
     next_s: AtomicU64,
     is_on: bool,
 }
@@ -127,7 +130,7 @@ impl Log {
         Self { seeds, started: Instant::now(), next_s: AtomicU64::new(10), is_on }
     }
 
-    fn seed_lived(&self, lived: &Lived) {
+    fn seed_lived(&self, lived: &SeedSummary) {
         let seconds = self.started.elapsed().as_secs();
         if !self.is_on || seconds < self.next_s.load(Ordering::Relaxed) {
             return;
@@ -144,13 +147,13 @@ impl Log {
     }
 }
 
-/// Lives all the seeds, several at once.
-fn live_all(arguments: &Arguments, seeds: Range<u64>) -> Lived {
+/// Runs all seeds, several in parallel.
+fn run_all(arguments: &Arguments, seeds: Range<u64>) -> SeedSummary {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = arguments.threads.unwrap_or(cores).max(1);
     let progress = progress(seeds.end - seeds.start);
     let next = AtomicU64::new(seeds.start);
-    let lived = Mutex::new(Lived::default());
+    let lived = Mutex::new(SeedSummary::default());
     let log = Log::new(seeds.end - seeds.start);
     std::thread::scope(|scope| {
         for _ in 0..threads {
@@ -160,15 +163,15 @@ fn live_all(arguments: &Arguments, seeds: Range<u64>) -> Lived {
                     if seed >= seeds.end {
                         return;
                     }
-                    let life = live(Fate::of(seed, arguments.steps));
+                    let life = run_world(RunOptions::of(seed, arguments.steps));
                     let mut lived = lived.lock().expect("no thread panics");
                     lived.seeds += 1;
                     lived.steps += life.steps;
                     lived.faults.add(&life.faults);
-                    // A sum does not depend on which seed was done first.
+                    // A sum does not depend on the order in which seeds complete.
                     lived.fingerprint = lived.fingerprint.wrapping_add(life.fingerprint);
                     if let Some(violation) = &life.violation {
-                        // Whoever stops it before its end knows that much.
+                        // Printed at once, in case the run is interrupted.
                         progress.suspend(|| eprintln!("seed {seed}: {violation}"));
                         lived.failures.push(life);
                     }
@@ -210,8 +213,8 @@ fn print_summary(summary: &Summary, seconds: f64) {
     }
 }
 
-/// Tells what went wrong, how to see it again, and the shortest story that leads there.
-fn report(life: &Life, arguments: &Arguments) {
+/// Reports a violation, its seed, and the shortest list of actions that causes it.
+fn report(life: &RunResult, arguments: &Arguments) {
     let Some(violation) = &life.violation else { return };
     let (seed, steps) = (life.seed, arguments.steps);
     eprintln!("\nseed {seed} after {} steps: {violation}", life.steps);
@@ -240,13 +243,13 @@ fn save(arguments: &Arguments, name: &str, story: &str) {
     }
 }
 
-/// How a planted bug was caught.
+/// Detection of a planted bug.
 #[derive(Serialize)]
-struct Caught {
+struct Detection {
     name: String,
-    /// The seed whose world showed it; none if no seed did.
+    /// The seed that detected it, if any.
     seed: Option<u64>,
-    /// Steps until then, over all seeds tried.
+    /// Steps until then, over all seeds.
     steps: u64,
     violation: Option<String>,
 }
@@ -255,10 +258,10 @@ struct Caught {
 struct PlantedSummary {
     planted: usize,
     caught: usize,
-    bugs: Vec<Caught>,
+    bugs: Vec<Detection>,
 }
 
-/// Plants bugs, one after the other, and lives seeds until each is caught.
+/// Plants bugs one after the other, and runs seeds until each is detected.
 fn catch_planted(name: &str, arguments: &Arguments) -> ExitCode {
     let bugs: Vec<Bug> =
         Bug::ALL.into_iter().filter(|bug| name == "all" || name == bug.to_string()).collect();
@@ -300,10 +303,11 @@ fn catch_planted(name: &str, arguments: &Arguments) -> ExitCode {
     if caught == summary.planted { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn catch(bug: Bug, arguments: &Arguments) -> Caught {
+fn catch(bug: Bug, arguments: &Arguments) -> Detection {
     let mut steps = 0;
     for seed in arguments.seeds.clone() {
-        let life = live(Fate { bug: Some(bug), ..Fate::of(seed, arguments.steps) });
+        let life =
+            run_world(RunOptions { bug: Some(bug), ..RunOptions::of(seed, arguments.steps) });
         steps += life.steps;
         if let Some(violation) = life.violation {
             if arguments.save.is_some() {
@@ -315,8 +319,8 @@ fn catch(bug: Bug, arguments: &Arguments) -> Caught {
                 plant(None);
             }
             let violation = Some(violation.to_string());
-            return Caught { name: bug.to_string(), seed: Some(seed), steps, violation };
+            return Detection { name: bug.to_string(), seed: Some(seed), steps, violation };
         }
     }
-    Caught { name: bug.to_string(), seed: None, steps, violation: None }
+    Detection { name: bug.to_string(), seed: None, steps, violation: None }
 }

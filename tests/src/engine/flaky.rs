@@ -1,4 +1,4 @@
-//! Devices, models and stores that fail, dawdle and forget at random.
+//! Devices, models and stores that fail, delay and lose data at random.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,31 +13,31 @@ use terrace_l3::{
     Registration, Removal, Results, Served, Store, StoreError, StoreStats, Stored,
 };
 
-/// Draws that depend on a seed and on how many there were before.
+/// A source of random draws that depends on the seed and the number of draws.
 #[derive(Clone, Debug)]
 pub struct Chance(Arc<AtomicU64>);
 
 impl Chance {
-    /// Draws of a seed.
+    /// Creates a source.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(Arc::new(AtomicU64::new(mixed(seed))))
     }
 
-    /// A number below `bound`.
+    /// Returns a number below `bound`.
     #[must_use]
     pub fn below(&self, bound: u64) -> u64 {
         mixed(self.0.fetch_add(1, Ordering::Relaxed)) % bound
     }
 
-    /// True once in `times` draws.
+    /// Returns true with a probability of one in `times`.
     #[must_use]
     pub fn once_in(&self, times: u64) -> bool {
         self.below(times) == 0
     }
 }
 
-/// A device some of whose copies fail: before they have begun, or after, with everything written.
+/// A device some of whose copies fail, before they start or after everything is written.
 #[derive(Debug)]
 pub struct FlakyDevice<D> {
     inner: D,
@@ -46,7 +46,7 @@ pub struct FlakyDevice<D> {
 }
 
 impl<D> FlakyDevice<D> {
-    /// One copy in `once_in` fails.
+    /// Creates a device of which one copy in `once_in` fails.
     pub fn new(inner: D, chance: Chance, once_in: u64) -> Self {
         Self { inner, chance, once_in }
     }
@@ -85,7 +85,7 @@ impl<D: Device> Device for FlakyDevice<D> {
     }
 }
 
-/// A device whose copies begin late, and not in the order in which they were started.
+/// A device whose copies start late and out of order.
 #[derive(Debug)]
 pub struct LateDevice<D> {
     inner: Arc<D>,
@@ -94,7 +94,7 @@ pub struct LateDevice<D> {
 }
 
 impl<D> LateDevice<D> {
-    /// Copies begin after up to `late_max`.
+    /// Creates a device whose copies start after up to `late_max`.
     pub fn new(inner: D, chance: Chance, late_max: Duration) -> Self {
         Self { inner: Arc::new(inner), chance, late_max }
     }
@@ -139,7 +139,7 @@ pub struct FlakyModel<M> {
 }
 
 impl<M> FlakyModel<M> {
-    /// One step in `once_in` fails.
+    /// Creates a model of which one step in `once_in` fails.
     pub fn new(inner: M, chance: Chance, once_in: u64) -> Self {
         Self { inner, chance, once_in }
     }
@@ -185,7 +185,7 @@ impl<M: Forward> Forward for FlakyModel<M> {
     }
 }
 
-/// A store that answers late, fails calls, fails single objects, and loses some.
+/// A store that answers late, fails calls, fails single objects, and loses objects.
 #[derive(Debug)]
 pub struct FlakyStore {
     inner: Arc<dyn Store>,
@@ -194,7 +194,7 @@ pub struct FlakyStore {
 }
 
 impl FlakyStore {
-    /// One call in `once_in` goes wrong, and one object in `once_in`.
+    /// Creates a store of which one call in `once_in` and one object in `once_in` fail.
     pub fn new(inner: Arc<dyn Store>, chance: Chance, once_in: u64) -> Self {
         Self { inner, chance, once_in }
     }
@@ -213,7 +213,7 @@ impl FlakyStore {
         }
     }
 
-    /// Damages results: all of them, or each with a chance.
+    /// Makes results fail: all of them, or each at random.
     fn damage<T>(&self, results: &mut Results<T>) {
         let all = self.chance.once_in(self.once_in);
         for result in results {
@@ -254,7 +254,7 @@ impl Store for FlakyStore {
     fn get_into(&self, mut gets: Vec<Get>, options: GetOptions) -> Answer<'_, Results<Served>> {
         Box::pin(async move {
             self.dawdle().await;
-            // A read that fails may leave anything behind.
+            // A failed read may leave any bytes behind.
             if self.chance.once_in(self.once_in) {
                 gets.iter_mut().for_each(|get| get.target.fill(0xa5));
                 return gets.iter().map(|_| Err(self.error())).collect();

@@ -1,5 +1,5 @@
-//! A model whose KV is a digest of the tokens so far, so that it notices any page that is not exactly
-//! the one it should be, and whose answers anybody can work out from the prompt alone.
+//! A model whose KV is a digest of the tokens so far. It detects any wrong page, and its answers
+//! can be computed from the prompt alone.
 
 use terrace_engine::{
     CpuMemory, Forward, KvLayout, KvShape, Logits, ModelError, NewWeights, Step, WeightsError,
@@ -12,15 +12,15 @@ const VOCABULARY: usize = 97;
 /// A page has one disk sector.
 const SHAPE: KvShape = KvShape { layers: 1, heads: 1, head_elements: 32 };
 
-/// The model.
+/// A toy model.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ToyModel {
-    /// What all digests begin with. Another `ToyModel` can be given to one that runs.
+    /// Start value of all digests. Another `ToyModel` serves as new weights of a running one.
     pub weights: u64,
 }
 
 impl ToyModel {
-    /// What it answers to a prompt.
+    /// Returns its answer to a prompt.
     #[must_use]
     pub fn answer(&self, prompt: &[Token], tokens: usize) -> Vec<Token> {
         let mut digest = prompt.iter().fold(self.weights, |digest, &token| extend(digest, token));
@@ -34,7 +34,7 @@ impl ToyModel {
     }
 }
 
-/// What the model answers to a prompt.
+/// Returns the answer of the default model to a prompt.
 #[must_use]
 pub fn toy_answer(prompt: &[Token], tokens: usize) -> Vec<Token> {
     ToyModel::default().answer(prompt, tokens)
@@ -50,7 +50,7 @@ fn next_token(digest: u64) -> Token {
     (digest % VOCABULARY as u64) as Token
 }
 
-/// What the KV of a position says: its token, and the digest of all tokens up to it.
+/// The KV of a position: its token, and the digest of all tokens up to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Entry {
     token: Token,
@@ -113,7 +113,7 @@ impl Forward for ToyModel {
                 let entry = Entry::from_elements(&page[offset(position)..]);
                 digest = extend(digest, entry.token);
                 if entry.digest != digest {
-                    // A failed step would be tried again; a wrong answer is what a test notices.
+                    // A failed step would be retried; a wrong answer is visible to the test.
                     eprintln!("wrong KV at position {position} of {span:?}");
                     digest = !digest;
                 }

@@ -1,5 +1,5 @@
-//! Actions: everything that can be done to a world, each one line of text. A list of actions is a
-//! complete story; leaving some out gives another legal story, so lists can be shrunk.
+//! Actions on a world, each a line of text. Any subset of a valid list of actions is valid too, so
+//! lists can be minimised.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,115 +9,115 @@ use terrace_scheduler::{Outcome, Reach, Token};
 
 use crate::world::Damage;
 
-/// What a prompt begins with.
+/// Prefix of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Opening {
-    /// Tokens from the first on: a common text.
+    /// Tokens from the given one on: a shared text.
     Text(Token),
-    /// A conversation that has ended: its prompt and its answer. Counted from the latest.
+    /// An ended conversation, counted from the latest: its prompt and its answer.
     Conversation(u32),
 }
 
-/// What most requests do not ask for.
+/// Optional properties of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Wishes {
-    /// A part of its prompt stands for something.
+pub struct RequestOptions {
+    /// A range of the prompt that stands for other content.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub passage: Option<PassageWish>,
-    /// How far down the tiers it reads.
+    pub passage: Option<PassageOption>,
+    /// Lowest tier that it reads.
     #[serde(skip_serializing_if = "Reach::is_all")]
     pub reads: Reach,
-    /// And how far it writes.
+    /// Lowest tier that it writes.
     #[serde(skip_serializing_if = "Reach::is_all")]
     pub writes: Reach,
-    /// An adapter by number, instead of that of its namespace.
+    /// Adapter by number, instead of that of its namespace.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub adapter: Option<u32>,
 }
 
-impl Wishes {
+impl RequestOptions {
     fn are_none(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// A passage, as far as the prompt goes.
+/// A passage, clipped to the prompt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PassageWish {
-    /// Its first position, modulo the length of the prompt.
+pub struct PassageOption {
+    /// First position, modulo the length of the prompt.
     pub start: u32,
-    /// Its tokens at the most.
+    /// Largest number of tokens.
     pub tokens: u32,
-    /// What it stands for; 0 for nothing but its tokens.
+    /// Content; 0 for plain tokens.
     pub content: u32,
-    /// Whether it is not to be cut.
+    /// True if it must not be divided.
     pub is_whole: bool,
 }
 
-/// Something done to a world. Where an action speaks of the n-th of something, it means n modulo
-/// how many there are; if there are none, nothing happens.
+/// An action on a world. Indices are taken modulo the number of candidates; without candidates an
+/// action has no effect.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Action {
-    /// A request arrives.
+    /// Submits a request.
     Submit {
-        /// What its prompt begins with.
+        /// Prefix of its prompt.
         opening: Opening,
-        /// How many tokens of a text.
+        /// Number of tokens of the prefix.
         opening_tokens: u32,
-        /// How many tokens of its own follow.
+        /// Number of unique tokens behind the prefix.
         own_tokens: u32,
-        /// The first of those.
+        /// First of the unique tokens.
         own_start: Token,
-        /// How many it may produce.
+        /// Largest number of new tokens.
         new_tokens: u32,
         /// Its priority.
         priority: i32,
-        /// Its adapter and salt, by number.
+        /// Adapter and salt, by number.
         namespace: u32,
-        /// Whether its first tokens are its last.
+        /// True if it stops at its first tokens.
         stops_at_once: bool,
-        /// What it asks for besides.
-        #[serde(default, skip_serializing_if = "Wishes::are_none")]
-        wishes: Wishes,
-        /// How many more answers to its prompt come with it.
+        /// Optional properties.
+        #[serde(default, skip_serializing_if = "RequestOptions::are_none")]
+        wishes: RequestOptions,
+        /// Number of further answers to its prompt.
         #[serde(default, skip_serializing_if = "is_none")]
         siblings: u32,
     },
-    /// The n-th live request is called off.
+    /// Aborts the n-th live request.
     Abort(u32),
-    /// The n-th live request is as urgent as this from now on.
+    /// Sets the priority of the n-th live request.
     SetPriority(u32, i32),
-    /// The engine asks for a plan.
+    /// Requests a plan.
     Plan,
-    /// The first step in flight is done; decodes accept so many tokens at the most.
+    /// Completes the first step in flight; decodes accept at most this number of tokens.
     Compute(u32),
-    /// The first step in flight comes to nothing.
+    /// Fails the first step in flight.
     FailStep,
-    /// The first step in flight is done, but for the part of its n-th member.
+    /// Completes the first step in flight, except for its n-th member, which fails.
     FailMember(u32),
-    /// The device gets through with the first step that it has not been through.
+    /// Executes the first step that the device has not executed.
     Execute,
-    /// The device gets through with the next layer of that step.
+    /// Executes the next layer of that step.
     ExecuteLayer,
-    /// The n-th outcome that is owed arrives.
+    /// Reports the n-th pending outcome.
     Report(u32, Outcome),
-    /// The n-th outcome that is owed, if it is of a load-back, will be this one: its bytes are there.
+    /// Moves the bytes of the n-th pending outcome, if it is a load-back, before it is reported.
     Arrive(u32, Outcome),
-    /// As much is known of the n-th outcome that is owed, if it is of a copy between device and host: of its bytes,
-    /// those of one layer are there.
+    /// Moves the bytes of one layer of the n-th pending outcome, if it is a copy between device and
+    /// host, before it is reported.
     ArriveLayer(u32, u32, Outcome),
-    /// The n-th outcome that is owed arrives, but a page was damaged on the way.
+    /// Reports the n-th pending outcome, with a damaged page.
     ReportDamaged(u32, u32, Damage),
-    /// The n-th of the latest outcomes arrives again.
+    /// Repeats the n-th of the latest outcomes.
     Repeat(u32),
-    /// Time passes, in microseconds.
+    /// Advances the time, in microseconds.
     Wait(u64),
-    /// The cache is cleared.
+    /// Clears the cache.
     Clear,
-    /// The weights are replaced, by the n-th, if no step is in flight.
+    /// Replaces the weights by the n-th, if no step is in flight.
     ReplaceWeights(u32),
-    /// L3 restarts; `true` if old objects remain.
+    /// Restarts L3; `true` if old objects remain.
     RestartL3(bool),
 }
 

@@ -1,17 +1,17 @@
-//! From bytes to a story: what a fuzzer mutates.
+//! Decoding of bytes to actions, for a fuzzer.
 
 use terrace_scheduler::{Config, Outcome};
 
-use super::action::{Action, Opening, Wishes};
+use super::action::{Action, Opening, RequestOptions};
 use super::simulation::overlaps;
 use super::swarm::Swarm;
 use crate::world::Damage;
 use terrace_kit::Dice;
 
-/// Actions of one story at the most.
+/// Largest number of actions.
 const ACTIONS_MAX: usize = 400;
 
-/// Any bytes are a story: the first four draw the configuration, the rest are actions.
+/// Decodes any bytes: the first four select the configuration, the rest are actions.
 #[must_use]
 pub fn decode(bytes: &[u8]) -> (Config, Vec<Action>) {
     let mut bytes = bytes.iter().copied();
@@ -23,7 +23,7 @@ pub fn decode(bytes: &[u8]) -> (Config, Vec<Action>) {
         && actions.len() < ACTIONS_MAX
     {
         actions.push(decode_action(code, &mut bytes));
-        // An engine plans after every event; sometimes it is late.
+        // Engines plan after every event, sometimes late.
         if code & 0x80 == 0 {
             actions.push(Action::Plan);
         }
@@ -48,7 +48,7 @@ fn decode_action(code: u8, bytes: &mut impl Iterator<Item = u8>) -> Action {
                 priority: (opening >> 6).into(),
                 namespace: (length >> 6).into(),
                 stops_at_once: opening & 0x20 != 0,
-                wishes: Wishes::default(),
+                wishes: RequestOptions::default(),
                 siblings: (code >> 5 & 3).into(),
             }
         }

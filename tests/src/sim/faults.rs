@@ -1,4 +1,4 @@
-//! The faults of the outside world, and how often each has happened.
+//! Kinds of external faults, and their counts.
 
 use std::fmt;
 
@@ -34,7 +34,7 @@ pub enum FaultKind {
 }
 
 impl FaultKind {
-    /// Every kind.
+    /// All kinds.
     pub const ALL: [FaultKind; 22] = [
         Self::Missing,
         Self::Failed,
@@ -67,17 +67,17 @@ impl fmt::Display for FaultKind {
     }
 }
 
-/// How often each kind of fault has happened.
+/// Occurrences of each kind of fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultCounts([u64; FaultKind::ALL.len()]);
 
 impl FaultCounts {
-    /// It happened once more.
+    /// Counts an occurrence.
     pub fn count(&mut self, kind: FaultKind) {
         self.0[kind as usize] += 1;
     }
 
-    /// How often it happened.
+    /// Returns the occurrences of a kind.
     #[must_use]
     pub fn of(&self, kind: FaultKind) -> u64 {
         self.0[kind as usize]

@@ -1,8 +1,8 @@
-//! Situations under pressure, each with a figure that a healthy scheduler reaches: hits that are to be taken from a
-//! tier although others compete for it, pages that are to be kept or dropped, and requests that are not to wait for
-//! others.
+//! Situations under pressure, each with a figure that a healthy scheduler reaches: hits from a
+//! contended tier, pages to keep or drop, and requests that must not wait for others.
 //!
-//! Every situation draws its sizes from the seed. There are no faults; transfers queue on links of known speed.
+//! The sizes of every situation are random. There are no faults; transfers queue on links of known
+//! speed.
 
 mod bench;
 
@@ -24,14 +24,14 @@ const FLUSH_TEXT: u32 = 1_000;
 /// Runs every situation once.
 ///
 /// # Errors
-/// The first figure that is not reached, or any other violation.
+/// Returns the first figure that is not reached, or any other violation.
 pub(super) fn run_under_pressure(seed: u64, account: &mut Account) -> Result<(), Violation> {
     (0..SITUATIONS.len()).try_for_each(|place| run_situation(place, seed, account))
 }
 
 type Situation = fn(&mut Pressure<'_>) -> Result<(), Violation>;
 
-/// The situations; a seed draws each of them with dice of its own.
+/// The situations; each has its own random source.
 const SITUATIONS: [Situation; 8] = [
     backlog,
     warm_host,
@@ -48,7 +48,7 @@ fn run_situation(place: usize, seed: u64, account: &mut Account) -> Result<(), V
     SITUATIONS[place](&mut Pressure { seed, dice, account })
 }
 
-/// What a situation is drawn from.
+/// Random source and account of a situation.
 struct Pressure<'a> {
     seed: u64,
     dice: Dice,
@@ -66,11 +66,11 @@ impl Pressure<'_> {
     }
 }
 
-fn useless<T>(what: String) -> Result<T, Violation> {
-    Err(Violation::Useless(what))
+fn low_reuse<T>(what: String) -> Result<T, Violation> {
+    Err(Violation::LowReuse(what))
 }
 
-/// Checks that at least so many percent of the prompts' pages were not computed.
+/// Checks that at least a percentage of the prompts' pages was not computed.
 fn check_hits(
     bench: &Bench<'_>,
     prompts: &[(RequestId, u32)],
@@ -82,18 +82,18 @@ fn check_hits(
     let tokens: u64 = prompts.iter().map(|&(id, _)| bench.recomputed_tokens(id)).sum();
     let computed = tokens.div_ceil(page_size);
     if (pages - computed.min(pages)) * 100 < pages * least_percent {
-        return useless(format!("{computed} of {pages} cached pages computed {situation}"));
+        return low_reuse(format!("{computed} of {pages} cached pages computed {situation}"));
     }
     Ok(())
 }
 
-/// L3 has the prompts of many requests, some of them larger than the share of prefetches, and all wait for slots longer
-/// than for their share.
+/// L3 has the prompts of many requests, some of them larger than the share of prefetches. All wait
+/// for slots longer than for their share.
 fn backlog(pressure: &mut Pressure<'_>) -> Result<(), Violation> {
     let dice = &mut pressure.dice;
     let share = 32;
     let mut sizes: Vec<u32> = (0..8).map(|_| draw(dice, 8..=16)).collect();
-    // The first of those behind a small one is larger than the share.
+    // The first behind a small one exceeds the share.
     (sizes[1], sizes[4]) = (draw(dice, 70..=100), draw(dice, 70..=100));
     let prefetch = dice.pick(&[
         PrefetchPolicy::Wait { max_ms: 100 },
@@ -122,7 +122,7 @@ fn backlog(pressure: &mut Pressure<'_>) -> Result<(), Violation> {
     let prompts: Vec<(u32, u32)> = (0..).zip(sizes).collect();
     bench.prepare(&prompts)?;
     bench.perform(&Action::Clear)?;
-    // Both slots are taken for longer than anybody waits for a share, and come free in the same step.
+    // Both slots are occupied longer than the wait for a share, and become free in the same step.
     bench.submit(FLUSH_TEXT, 1, 41)?;
     bench.submit(FLUSH_TEXT + 1, 1, 40)?;
     let mut requests = Vec::new();
@@ -133,7 +133,7 @@ fn backlog(pressure: &mut Pressure<'_>) -> Result<(), Violation> {
     check_hits(&bench, &requests, 90, "with a backlog larger than the share of prefetches")
 }
 
-/// A large prompt is computed while the host is full and a part of it is held by a backup that does not end.
+/// A large prompt is computed while the host is full and partly pinned by a backup that hangs.
 fn warm_host(pressure: &mut Pressure<'_>) -> Result<(), Violation> {
     let held = draw(&mut pressure.dice, 8..=20);
     let page_size = pressure.page_size();
@@ -156,10 +156,10 @@ fn warm_host(pressure: &mut Pressure<'_>) -> Result<(), Violation> {
     let before = bench.written_pages();
     bench.prepare(&[(100, 62)])?;
     let written = bench.written_pages() - before;
-    // The answer of the first prompt may be on a page of its own.
+    // The answer of the first prompt may have its own page.
     let possible = (host - held) as usize - 2;
     if written < possible.min(62) {
-        return useless(format!("{written} of {possible} pages copied to a full host"));
+        return low_reuse(format!("{written} of {possible} pages copied to a full host"));
     }
     Ok(())
 }
@@ -214,13 +214,13 @@ fn replaced_weights(pressure: &mut Pressure<'_>) -> Result<(), Violation> {
         }
     }
     if stored > 0 {
-        return useless(format!("{stored} pages of replaced weights stored in L3"));
+        return low_reuse(format!("{stored} pages of replaced weights stored in L3"));
     }
     Ok(())
 }
 
-/// An urgent request waits for copies that make room, and a running one grows meanwhile, so that the room is too small
-/// when they end.
+/// An urgent request waits for copies that free memory. A running request grows meanwhile, so the
+/// freed memory is insufficient.
 fn late_room(pressure: &mut Pressure<'_>) -> Result<(), Violation> {
     let page_size = pressure.page_size();
     let copy_us = draw(&mut pressure.dice, 1_000..=20_000);
@@ -247,12 +247,13 @@ fn late_room(pressure: &mut Pressure<'_>) -> Result<(), Violation> {
     let urgent = bench.submit_with(2, 32, 1, 5, Reach::L3)?;
     bench.run_until(|bench| bench.has_token(urgent) || !bench.is_live(grows))?;
     if !bench.has_token(urgent) {
-        return useless("a running request ended before a more urgent one had room".to_owned());
+        return low_reuse("a running request ended before a more urgent one had room".to_owned());
     }
     bench.run_until_quiet()
 }
 
-/// More requests than a plan looks at wait for a prefix that another loads, and a short one comes behind them.
+/// More requests than a plan examines wait for a prefix that another one loads, and a short request
+/// follows them.
 fn many_deferred(pressure: &mut Pressure<'_>) -> Result<(), Violation> {
     let prefix = draw(&mut pressure.dice, 50..=70);
     let deferred = draw(&mut pressure.dice, 8..=12);
@@ -280,12 +281,12 @@ fn many_deferred(pressure: &mut Pressure<'_>) -> Result<(), Violation> {
     let behind = bench.submit(1, 0, 1)?;
     bench.run_until(|bench| [first, behind].iter().any(|&id| bench.has_token(id)))?;
     if !bench.has_token(behind) {
-        return useless(format!("a request waited behind {deferred} deferred ones"));
+        return low_reuse(format!("a request waited behind {deferred} deferred ones"));
     }
     bench.run_until_quiet()
 }
 
-/// Many equal load-backs start together, and queue; then others like them come.
+/// Many equal load-backs start together and queue, and more of them follow.
 fn queued_load_backs(pressure: &mut Pressure<'_>) -> Result<(), Violation> {
     let page_size = pressure.page_size();
     let pages = draw(&mut pressure.dice, 4..=7);
@@ -322,7 +323,8 @@ fn queued_load_backs(pressure: &mut Pressure<'_>) -> Result<(), Violation> {
     check_hits(&bench, &requests, 95, "with load-backs that queue")
 }
 
-/// Requests wait for the load-back of another, which takes longer than they wait without progress.
+/// Requests wait for a shared load-back that takes longer than the limit for waits without
+/// progress.
 fn slow_shared_load_back(pressure: &mut Pressure<'_>) -> Result<(), Violation> {
     let page_size = pressure.page_size();
     let pages = draw(&mut pressure.dice, 20..=30);

@@ -1,13 +1,13 @@
-//! Short stories as files: a configuration, then one action a line.
+//! Lists of actions as files: a configuration, then one action per line.
 
 use terrace_scheduler::Config;
 
 use super::action::Action;
 
-/// The text of a story.
+/// Formats a list of actions.
 ///
 /// # Panics
-/// Never: what is written is plain data.
+/// Never: all values are plain data.
 #[must_use]
 pub fn write_story(config: &Config, actions: &[Action]) -> String {
     let config = serde_json::to_string(config).expect("plain data");
@@ -15,10 +15,10 @@ pub fn write_story(config: &Config, actions: &[Action]) -> String {
     format!("{config}\n{}", actions.collect::<String>())
 }
 
-/// The story of a text.
+/// Parses a list of actions.
 ///
 /// # Errors
-/// The line that is not understood.
+/// Returns the invalid line.
 pub fn read_story(text: &str) -> Result<(Config, Vec<Action>), String> {
     let mut lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
     let first = lines.next().ok_or("an empty story")?;

@@ -1,5 +1,5 @@
-//! A router that follows the KV events of a world, and knows at any time what its cache holds. It comes
-//! late now and then, and events get lost on their way to it: then it must notice, and start over.
+//! A router that follows the KV events of a world and checks its copy of the cache state. It is
+//! late at times and loses events, and must then detect the gap and restart from a snapshot.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use terrace_scheduler::{
     Config, KvEvent, KvEvents, KvTier, PageContent, PageKey, Scheduler, Token,
 };
 
-/// What is known of a page in a tier.
+/// State of a page in a tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Known {
     namespace: PageKey,
@@ -15,25 +15,25 @@ struct Known {
     tokens: Vec<Token>,
 }
 
-/// A router, and what it should know.
+/// A router, and the expected state.
 #[derive(Debug)]
 pub(super) struct Router {
     page_size: usize,
     held: BTreeMap<(KvTier, PageKey), Known>,
-    /// The number of the event that it has not heard; none before its first snapshot.
+    /// Number of the next expected event; none before its first snapshot.
     expected: Option<u64>,
     events: KvEvents,
     turns: u64,
     truth: KvEvents,
-    /// The pages that device or host held when it last looked, and whether L3 was known to have them.
+    /// Pages on device or host at the last check, and whether L3 was known to have them.
     seen: BTreeMap<PageKey, bool>,
-    /// What L3 was last seen to have since the router's last snapshot, and whether it was not doubted since:
-    /// that cannot be seen of pages that the cache has forgotten.
+    /// Pages that L3 was last seen to have since the router's last snapshot, and whether they were
+    /// confirmed since: this is not visible for pages that the cache has dropped.
     in_l3: BTreeMap<PageKey, bool>,
 }
 
 impl Router {
-    /// A router that knows nothing; none where there are no events.
+    /// Creates a router without state; none if events are disabled.
     pub(super) fn new(config: &Config) -> Option<Self> {
         (config.cache.kv_event_keys_max > 0).then(|| Self {
             page_size: config.cache.page_size as usize,
@@ -47,14 +47,15 @@ impl Router {
         })
     }
 
-    /// Something may have happened. If the router hears of it, it knows all there is to know.
+    /// Processes events, unless the router is late, and then compares its state with the cache.
     pub(super) fn follow(&mut self, scheduler: &mut Scheduler) -> Result<(), String> {
         self.turns += 1;
         scheduler.kv_snapshot(&mut self.truth);
         self.look_at_l3();
-        // What happens here must not depend on the dice of the world: it is no part of its story.
+        // Independent of the world's random source, because the router is not part of the list of
+        // actions.
         match self.turns.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 59 {
-            // It comes later: the events wait, or become too many.
+            // The router is late: events wait, or overflow.
             0..6 => return Ok(()),
             6..8 => {
                 scheduler.drain_kv_events(&mut self.events);
@@ -64,7 +65,7 @@ impl Router {
                 scheduler.stop_kv_events();
                 return Ok(());
             }
-            // It asks for a snapshot, and then hears some of what that has in it already.
+            // A snapshot request, followed by events that the snapshot already includes.
             9 => {
                 scheduler.kv_snapshot(&mut self.events);
                 self.hear()?;
@@ -79,7 +80,7 @@ impl Router {
         self.check()
     }
 
-    /// Hears events, unless some before them are missing.
+    /// Applies events, unless earlier ones are missing.
     fn hear(&mut self) -> Result<bool, String> {
         let events = std::mem::take(&mut self.events);
         if events.is_snapshot {
@@ -122,7 +123,7 @@ impl Router {
         Ok(())
     }
 
-    /// The keys of pages, as anybody can compute them who is told their tokens and contents.
+    /// Computes the keys of pages from their tokens and contents, as any client can.
     fn keys_of(
         &self,
         namespace: PageKey,
@@ -140,7 +141,7 @@ impl Router {
         (0..).zip(tokens.chunks(self.page_size)).map(next).collect()
     }
 
-    /// The pages of an event, one by one.
+    /// Iterates over the pages of an event.
     fn pages(
         &self,
         namespace: PageKey,
@@ -156,7 +157,7 @@ impl Router {
         pages.map(known).collect()
     }
 
-    /// Keeps up with what the cache finds out about L3. What it holds no longer, it was right about then.
+    /// Updates the expected L3 state. Knowledge that the cache has dropped was right at that time.
     fn look_at_l3(&mut self) {
         let mut seen = BTreeMap::new();
         for event in self.truth.iter() {

@@ -1,4 +1,4 @@
-//! Shrinking: from a story that ends badly to a short one that does too.
+//! Minimisation of lists of actions that cause a violation.
 
 use std::mem::Discriminant;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,7 +9,8 @@ use super::action::Action;
 use super::simulation::panic_message;
 use super::stage::{Stage, Violation};
 
-/// Performs a list of actions in a new world; tells what went wrong, and how far it got.
+/// Performs a list of actions in a new world. Returns the violation, and the number of actions
+/// performed.
 #[must_use]
 pub fn replay_actions(config: &Config, actions: &[Action]) -> Option<(Violation, usize)> {
     let mut stage = Stage::new(config.clone());
@@ -23,11 +24,11 @@ pub fn replay_actions(config: &Config, actions: &[Action]) -> Option<(Violation,
     None
 }
 
-/// Lives that may be lived again to shorten one.
+/// Largest number of replays of a minimisation.
 const REPLAYS_MAX: usize = 6_000;
 
-/// A shorter list of actions that ends in the same kind of violation, if the list ends in one at
-/// all. (Those that show only when the world calms down do not: their seed tells them.)
+/// Returns a shorter list of actions with the same kind of violation, if the list causes one.
+/// Violations that occur only in the calm phase are not reproduced by a list, only by their seed.
 #[must_use]
 pub fn shrink(config: &Config, actions: &[Action]) -> Option<Vec<Action>> {
     let (violation, place) = replay_actions(config, actions)?;
@@ -37,7 +38,7 @@ pub fn shrink(config: &Config, actions: &[Action]) -> Option<Vec<Action>> {
         shortest: actions[..=place].to_vec(),
         replays: 0,
     };
-    // What one pass leaves out may make more dispensable.
+    // A pass may make further actions dispensable.
     loop {
         let length = shrinking.shortest.len();
         shrinking.pass();
@@ -55,7 +56,7 @@ struct Shrinking<'a> {
 }
 
 impl Shrinking<'_> {
-    /// Tries to do without ever smaller parts.
+    /// Tries to omit ever smaller parts.
     fn pass(&mut self) {
         let mut chunk = self.shortest.len().div_ceil(2);
         while chunk > 0 && self.replays < REPLAYS_MAX {
@@ -71,7 +72,7 @@ impl Shrinking<'_> {
         }
     }
 
-    /// Takes the list over if it ends badly in the same way.
+    /// Accepts the list if it causes the same violation.
     fn accept(&mut self, actions: &[Action]) -> bool {
         self.replays += 1;
         match replay_actions(self.config, actions) {

@@ -1,87 +1,87 @@
-//! A whole life of a world, drawn from a seed: load and faults for a while, then a time without
-//! faults in which everything must come to its end.
+//! A complete run of a random world: a phase with load and faults, then a phase without faults in
+//! which all requests must end.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use terrace_cache::planted::{Bug, plant};
 use terrace_scheduler::{Config, OpId, Outcome, Reach, Stats};
 
-use super::action::{Action, Opening, PassageWish, Wishes};
+use super::action::{Action, Opening, PassageOption, RequestOptions};
 use super::faults::{FaultCounts, FaultKind};
 use super::stage::{Stage, Violation};
 use super::swarm::Swarm;
-use super::useful::{Account, live_usefully};
+use super::useful::{Account, run_benign};
 use crate::world::{Damage, LAYERS, Transfer};
 use terrace_kit::Dice;
 
-/// One in so many seeds also draws a world that means well.
+/// One in this many seeds also runs a benign world.
 const USEFUL_EVERY: u64 = 4;
-/// Answers to a prompt besides one, at the most.
+/// Largest number of further answers to a prompt.
 const SIBLINGS_MAX: u32 = 3;
-/// Requests that arrive while the world calms down.
+/// Requests that arrive in the calm phase.
 const LATE_ARRIVALS: u64 = 40;
-/// An outcome that will not come while anybody waits for it.
+/// Delay beyond every deadline.
 const NEVER_IN_TIME_US: u64 = 10_000_000;
 
-/// What became of a world.
+/// Result of a run.
 #[derive(Debug)]
-pub struct Life {
-    /// The seed it was drawn from.
+pub struct RunResult {
+    /// Seed.
     pub seed: u64,
-    /// What the seed drew.
+    /// Configuration, load and faults drawn from the seed.
     pub swarm: Swarm,
-    /// Everything that was done, if it was to be remembered.
+    /// All actions, if they were recorded.
     pub actions: Vec<Action>,
-    /// How often the engine asked for a plan.
+    /// Number of plans.
     pub steps: u64,
-    /// The faults that happened.
+    /// Faults that occurred.
     pub faults: FaultCounts,
-    /// A hash of every plan.
+    /// Hash of every plan.
     pub fingerprint: u64,
     /// The scheduler's counters at the end.
     pub stats: Stats,
-    /// What must never happen, and did.
+    /// Violation, if any.
     pub violation: Option<Violation>,
 }
 
-/// Which life to live.
+/// Parameters of a run.
 #[derive(Clone, Copy, Debug)]
-pub struct Fate {
-    /// What the world is drawn from.
+pub struct RunOptions {
+    /// Seed.
     pub seed: u64,
-    /// Steps before its faults end.
+    /// Steps of the phase with faults.
     pub steps: u64,
-    /// A bug to plant.
+    /// Planted bug, if any.
     pub bug: Option<Bug>,
-    /// Instead of faults by chance: none but this one, which strikes this operation.
+    /// Replaces random faults: at most this one, of this operation.
     pub only_fault: Option<Option<(OpId, FaultKind)>>,
 }
 
-impl Fate {
-    /// The life that a seed draws.
+impl RunOptions {
+    /// Returns the default parameters for a seed.
     #[must_use]
     pub fn of(seed: u64, steps: u64) -> Self {
         Self { seed, steps, bug: None, only_fault: None }
     }
 }
 
-/// Lives a life: so many steps with faults, then until all has ended.
+/// Runs a world: steps with faults, then until all requests have ended.
 #[must_use]
-pub fn live(fate: Fate) -> Life {
-    plant(fate.bug);
-    let seed = fate.seed;
+pub fn run_world(options: RunOptions) -> RunResult {
+    plant(options.bug);
+    let seed = options.seed;
     let mut dice = Dice::new(seed);
     let mut swarm = Swarm::draw(&mut dice);
-    if fate.only_fault.is_some() {
+    if options.only_fault.is_some() {
         swarm.fault_odds = Default::default();
     }
     if overlaps(seed) {
         swarm.config.copies.load_back_overlaps = true;
-        // Computing is dear, so that much is loaded.
+        // Computing is expensive, so that pages are loaded.
         swarm.config.rates.prefill_ns_per_token = 50_000_000;
         swarm.load.token_us = 4_000;
     }
-    let mut wishes = WishDice::new(seed);
+    let mut wishes = RequestOptionDice::new(seed);
     let answers = AnswerDice::new(seed);
     wishes.configure(&mut swarm.config);
     let mut simulation = Simulation {
@@ -90,9 +90,9 @@ pub fn live(fate: Fate) -> Life {
         dice,
         wishes,
         answers,
-        stops: StopDice::new(seed, fate.only_fault.is_none()),
+        stops: StopDice::new(seed, options.only_fault.is_none()),
         layers: LayerDice::new(seed),
-        only_fault: fate.only_fault.flatten(),
+        only_fault: options.only_fault.flatten(),
         actions: Vec::new(),
         faults: FaultCounts::default(),
         steps: 0,
@@ -102,25 +102,25 @@ pub fn live(fate: Fate) -> Life {
         calm: false,
     };
     let lived = catch_unwind(AssertUnwindSafe(|| {
-        simulation.stormy_phase(fate.steps)?;
+        simulation.fault_phase(options.steps)?;
         simulation.calm_phase()
     }));
     let mut violation = violation_of(lived);
     let Simulation { stage, swarm, actions, faults, mut steps, .. } = simulation;
-    // What is of no use does no harm: it takes a world that means well to see it.
-    if violation.is_none() && fate.only_fault.is_none() && seed.is_multiple_of(USEFUL_EVERY) {
+    // Low hit rates do no harm in these worlds; only a benign world detects them.
+    if violation.is_none() && options.only_fault.is_none() && seed.is_multiple_of(USEFUL_EVERY) {
         let mut account = Account::default();
-        let lived = catch_unwind(AssertUnwindSafe(|| live_usefully(seed, &mut account)));
+        let lived = catch_unwind(AssertUnwindSafe(|| run_benign(seed, &mut account)));
         violation = violation_of(lived);
         steps += account.plans;
     }
     plant(None);
     let (fingerprint, stats) = (stage.fingerprint, stage.world.scheduler.stats());
-    Life { seed, swarm, actions, steps, faults, fingerprint, stats, violation }
+    RunResult { seed, swarm, actions, steps, faults, fingerprint, stats, violation }
 }
 
-/// Whether load-backs overlap with steps in the worlds of a seed. That is drawn with dice of its own, so that a world
-/// without is what its seed has always drawn.
+/// Returns whether load-backs overlap with steps in the worlds of a seed. It has its own random
+/// source, so that other draws of the seed stay the same.
 pub(super) fn overlaps(seed: u64) -> bool {
     Dice::new(seed.rotate_left(32)).one_in(2)
 }
@@ -132,7 +132,7 @@ fn violation_of(lived: std::thread::Result<Result<(), Violation>>) -> Option<Vio
     }
 }
 
-/// What a panic said.
+/// Returns the message of a panic.
 #[must_use]
 pub fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
@@ -144,49 +144,49 @@ struct Simulation {
     only_fault: Option<(OpId, FaultKind)>,
     stage: Stage,
     dice: Dice,
-    wishes: WishDice,
+    wishes: RequestOptionDice,
     answers: AnswerDice,
     stops: StopDice,
     layers: LayerDice,
     actions: Vec<Action>,
     faults: FaultCounts,
     steps: u64,
-    /// When each owed outcome comes, in the order of the stage's list.
+    /// Due time of each pending outcome, in the order of the stage's list.
     due: Vec<u64>,
     step_due: Option<u64>,
     next_arrival: u64,
-    /// Whether the time of faults is over.
+    /// True in the calm phase.
     calm: bool,
 }
 
-/// Draws what requests ask for besides. It has dice of its own, so that a world without wishes is what its
-/// seed has always drawn.
-struct WishDice {
+/// Draws optional properties of requests. It has its own random source, so that other draws of the
+/// seed stay the same.
+struct RequestOptionDice {
     dice: Dice,
     has_wishes: bool,
 }
 
-impl WishDice {
+impl RequestOptionDice {
     fn new(seed: u64) -> Self {
         let mut dice = Dice::new(!seed);
         let has_wishes = dice.one_in(2);
         Self { dice, has_wishes }
     }
 
-    /// What the configuration has to do with wishes.
+    /// Sets the parts of the configuration that optional properties need.
     fn configure(&mut self, config: &mut Config) {
         if self.has_wishes {
             config.batch.adapters_max = self.dice.pick(&[0, 1, 2]);
         }
     }
 
-    fn draw(&mut self) -> Wishes {
-        let mut wishes = Wishes::default();
+    fn draw(&mut self) -> RequestOptions {
+        let mut wishes = RequestOptions::default();
         if !self.has_wishes {
             return wishes;
         }
         if self.dice.one_in(2) {
-            wishes.passage = Some(PassageWish {
+            wishes.passage = Some(PassageOption {
                 start: self.dice.pick(&[0, 3, 9]),
                 tokens: self.dice.pick(&[1, 4, 9]),
                 content: self.dice.pick(&[0, 1, 2]),
@@ -201,13 +201,13 @@ impl WishDice {
         wishes
     }
 
-    /// Other weights, now and then; also such as were in use before.
+    /// Draws new weights at times, including former ones.
     fn new_weights(&mut self) -> Option<u32> {
         (self.has_wishes && self.dice.one_in(400)).then(|| self.dice.below(3) as u32)
     }
 }
 
-/// Draws how many answers to their prompt requests ask for besides one. It has dice of its own, like [`WishDice`].
+/// Draws numbers of further answers. It has its own random source, like [`RequestOptionDice`].
 #[derive(Debug)]
 pub(super) struct AnswerDice {
     dice: Dice,
@@ -226,11 +226,11 @@ impl AnswerDice {
     }
 }
 
-/// Draws how far cancelled operations had come when the driver stopped them. It has dice of its own, like
-/// wishes.
+/// Draws the progress of cancelled operations when the driver stops them. It has its own random
+/// source.
 struct StopDice {
     dice: Dice,
-    /// Whether the driver of this world stops any.
+    /// True if the driver of this world stops operations.
     stops: bool,
 }
 
@@ -241,17 +241,17 @@ impl StopDice {
         Self { dice, stops }
     }
 
-    /// After how many of its pages an operation was stopped, if it was.
+    /// Returns the number of pages after which an operation was stopped, if it was.
     fn draw(&mut self, pages: usize) -> Option<u32> {
         let stopped = self.stops && !self.dice.one_in(4);
         stopped.then(|| self.dice.below(pages as u64 + 1) as u32)
     }
 }
 
-/// Draws the moments at which layers arrive and are computed. It has dice of its own, like wishes.
+/// Draws when layers arrive and are computed. It has its own random source.
 struct LayerDice {
     dice: Dice,
-    /// Whether layers are apart in this world.
+    /// True if layers are separate in this world.
     are_apart: bool,
 }
 
@@ -264,7 +264,7 @@ impl LayerDice {
 }
 
 impl Simulation {
-    /// Does something, a moment after what was done before.
+    /// Performs an action, a moment after the previous one.
     fn perform(&mut self, action: Action) -> Result<(), Violation> {
         let jitter_us = self.swarm.load.jitter_us;
         if jitter_us > 0 && !matches!(action, Action::Wait(_)) {
@@ -280,7 +280,7 @@ impl Simulation {
         self.stage.world.now.0
     }
 
-    /// Whether a fault of this kind happens now.
+    /// Draws whether a fault of this kind occurs now, and counts it.
     fn strikes(&mut self, kind: FaultKind) -> bool {
         let odds = self.swarm.fault_odds[kind as usize];
         !self.calm && odds > 0 && self.dice.one_in(odds)
@@ -288,11 +288,11 @@ impl Simulation {
 
     // ---- the two phases ----
 
-    fn stormy_phase(&mut self, steps: u64) -> Result<(), Violation> {
+    fn fault_phase(&mut self, steps: u64) -> Result<(), Violation> {
         while self.steps < steps {
             self.next_event()?;
             self.chaos()?;
-            // Now and then several things happen between two plans.
+            // Sometimes several events occur between two plans.
             if !self.dice.one_in(6) {
                 self.plan()?;
             }
@@ -300,8 +300,8 @@ impl Simulation {
         Ok(())
     }
 
-    /// No more faults: whoever is alive ends within a bound, though others keep arriving; then
-    /// everything is given back.
+    /// Without faults, live requests must end within a bound while others arrive; then all
+    /// resources must be released.
     fn calm_phase(&mut self) -> Result<(), Violation> {
         self.calm = true;
         let now = self.now();
@@ -329,12 +329,12 @@ impl Simulation {
             self.next_event()?;
             self.plan()?;
         }
-        // Backups go on after the last request has ended, a share at a time.
+        // Backups continue after the last request has ended, a share at a time.
         for _ in 0..1_000 {
             self.perform(Action::Wait(NEVER_IN_TIME_US))?;
             self.plan()?;
             if self.due.is_empty() && self.stage.world.last_plan().is_idle() {
-                return self.everything_is_back();
+                return self.check_released();
             }
             while !self.due.is_empty() {
                 self.report_next()?;
@@ -343,7 +343,7 @@ impl Simulation {
         Err(Violation::Unending("backups go on for ever".to_owned()))
     }
 
-    /// How many rounds the live requests, and those that may still arrive, need at the most.
+    /// Returns an upper bound of the rounds for live and arriving requests.
     fn bound_on_rounds(&self) -> u64 {
         let load = &self.swarm.load;
         let step_tokens = u64::from(self.swarm.config.batch.step_tokens_max);
@@ -351,11 +351,11 @@ impl Simulation {
         let device_tokens = u64::from(self.swarm.config.cache.device_pages) * page_size;
         let requests = self.stage.live.len() as u64 + LATE_ARRIVALS * u64::from(1 + SIBLINGS_MAX);
         let each = device_tokens.div_ceil(step_tokens.min(page_size)) + load.new_max + 10;
-        // Retractions may repeat work, and waits take rounds: both are bounded by the requests.
+        // Retractions repeat work, and waits take rounds: both are bounded by the requests.
         requests * each * 4 + 2_000
     }
 
-    fn everything_is_back(&mut self) -> Result<(), Violation> {
+    fn check_released(&mut self) -> Result<(), Violation> {
         let not_returned = |what: String| Err(Violation::NotReturned(what));
         let stats = self.stage.world.scheduler.stats();
         for kind in
@@ -380,7 +380,7 @@ impl Simulation {
 
     // ---- events ----
 
-    /// Lets time pass until the next thing happens, and lets it happen.
+    /// Advances the time to the next event and processes it.
     fn next_event(&mut self) -> Result<(), Violation> {
         let next_report = self.due.iter().copied().min();
         let next_arrival = (!self.calm).then_some(self.next_arrival);
@@ -427,7 +427,7 @@ impl Simulation {
         } else {
             Opening::Text(1 + 1000 * self.dice.below(load.texts) as u32)
         };
-        // Most prompts end like others, some in a way of their own.
+        // Most prompts share their suffix, some are unique.
         let own_tokens = self.dice.pick(&[0, 0, 3, 8]).min(prompt_tokens);
         let namespace = self.dice.below(load.namespaces) as u32;
         if namespace > 0 {
@@ -438,7 +438,7 @@ impl Simulation {
             opening_tokens: prompt_tokens - own_tokens,
             own_tokens,
             own_start: 100_000 + 100 * self.dice.below(3) as u32,
-            // Some only have their prompt computed.
+            // Some requests only have their prompt computed.
             new_tokens: self.dice.below(load.new_max + 1) as u32,
             priority: self.dice.below(3) as i32,
             namespace,
@@ -483,7 +483,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// The first step in flight, if there is one, takes its time from now on.
+    /// Starts the time of the first step in flight.
     fn begin_step(&mut self, prefilled_tokens: u64) {
         if self.stage.world.in_step() {
             let tokens_us = prefilled_tokens * self.swarm.load.token_us;
@@ -507,7 +507,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Aborts, restarts and the like, at any moment.
+    /// Performs aborts, restarts and similar actions at random times.
     fn chaos(&mut self) -> Result<(), Violation> {
         let overlaps = self.swarm.config.copies.load_back_overlaps;
         if overlaps && !self.due.is_empty() && self.dice.one_in(2) {
@@ -551,7 +551,8 @@ impl Simulation {
         Ok(())
     }
 
-    /// Layers of copies arrive in any order before that is reported, and steps are computed layer by layer meanwhile.
+    /// Lets layers of copies arrive in any order before they are reported, while steps are computed
+    /// layer by layer.
     fn layers(&mut self) -> Result<(), Violation> {
         let owed = self.due.len() as u64;
         if owed > 0 && self.layers.dice.one_in(2) {
@@ -571,7 +572,7 @@ impl Simulation {
 
     // ---- outcomes ----
 
-    /// The next outcome arrives, or, out of order, another.
+    /// Reports the next outcome or, out of order, another.
     fn report_next(&mut self) -> Result<(), Violation> {
         let mut place =
             (0..self.due.len()).min_by_key(|&place| self.due[place]).expect("one is owed");
@@ -591,7 +592,7 @@ impl Simulation {
         self.perform(action)
     }
 
-    /// A load-back comes to its end before that is reported.
+    /// Moves the bytes of a load-back before it is reported.
     fn arrive_unreported(&mut self) -> Result<(), Violation> {
         let place = self.dice.below(self.due.len() as u64) as usize;
         let (op, _) = self.stage.owed[place];
@@ -602,7 +603,7 @@ impl Simulation {
         self.perform(Action::Arrive(nth, outcome))
     }
 
-    /// How a copy between device and host will be reported.
+    /// Draws the outcome of a copy between device and host.
     fn draw_arrival(&mut self, place: usize) -> (u32, Outcome) {
         match self.draw_report(place) {
             Action::Report(nth, outcome) => (nth, outcome),

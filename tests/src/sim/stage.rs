@@ -1,4 +1,4 @@
-//! Performs actions in a world and checks everything after each.
+//! Performs actions in a world and checks all invariants after each.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
@@ -7,38 +7,38 @@ use terrace_scheduler::{
     Config, ContentKey, Event, OpId, Outcome, Passage, Plan, Request, RequestId, StateName, Token,
 };
 
-use super::action::{Action, Opening, PassageWish, Wishes};
+use super::action::{Action, Opening, PassageOption, RequestOptions};
 use super::router::Router;
 use crate::world::{LAYERS, Transfer, World};
 
-/// How many ended conversations can be continued.
+/// Largest number of ended conversations that can be continued.
 const CONVERSATIONS_MAX: usize = 8;
-/// How many outcomes can be repeated.
+/// Number of outcomes that can be repeated.
 const RECENT_MAX: usize = 16;
 
-/// Something that must never happen.
+/// A violated invariant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Violation {
-    /// The engine read KV that does not belong to the tokens in hand.
+    /// The engine read KV that does not belong to its tokens.
     WrongPage(String),
     /// A page, pin, slot or budget is lost or owned twice.
     Audit(String),
-    /// The engine's page table is not what the scheduler means.
+    /// The engine's page table differs from the scheduler's.
     WrongRow(RequestId),
-    /// A request was told a token that does not follow its others.
+    /// A request got a token that does not follow its others.
     WrongToken(RequestId),
-    /// The scheduler broke one of its own invariants.
+    /// The scheduler detected a broken invariant.
     Panic(String),
-    /// Requests did not end in time although the world behaved.
+    /// Requests did not end in time without faults.
     Unending(String),
-    /// Something was not given back at the end.
+    /// A resource was not released at the end.
     NotReturned(String),
-    /// A page went to a tier, or came from one, that the request does not use.
-    Overreach(String),
-    /// A router that follows the KV events knows something that is not so.
-    Misled(String),
-    /// What was to be had was not taken, or somebody waited for nothing.
-    Useless(String),
+    /// A page was written to or read from a tier that the request does not use.
+    TierViolation(String),
+    /// The state of a router that follows the KV events is wrong.
+    StaleRouter(String),
+    /// Available pages were not reused, or a request waited without a reason.
+    LowReuse(String),
 }
 
 impl fmt::Display for Violation {
@@ -51,9 +51,9 @@ impl fmt::Display for Violation {
             Self::Panic(what) => write!(f, "panic: {what}"),
             Self::Unending(what) => write!(f, "unending: {what}"),
             Self::NotReturned(what) => write!(f, "not returned: {what}"),
-            Self::Overreach(what) => write!(f, "overreach: {what}"),
-            Self::Misled(what) => write!(f, "a router is misled: {what}"),
-            Self::Useless(what) => write!(f, "useless: {what}"),
+            Self::TierViolation(what) => write!(f, "overreach: {what}"),
+            Self::StaleRouter(what) => write!(f, "a router has stale state: {what}"),
+            Self::LowReuse(what) => write!(f, "low reuse: {what}"),
         }
     }
 }
@@ -65,7 +65,7 @@ pub struct Stage {
     pub world: World,
     /// Live requests, oldest first.
     pub live: Vec<RequestId>,
-    /// Outcomes that are owed, oldest first.
+    /// Pending outcomes, oldest first.
     pub owed: Vec<(OpId, u32)>,
     /// Operations that were cancelled before their outcome.
     pub cancelled: BTreeSet<OpId>,
@@ -81,10 +81,10 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// An empty stage.
+    /// Creates an empty stage.
     ///
     /// # Panics
-    /// If the configuration cannot work.
+    /// Panics if the configuration is invalid.
     #[must_use]
     pub fn new(config: Config) -> Self {
         Self {
@@ -103,16 +103,16 @@ impl Stage {
         }
     }
 
-    /// Does one thing and checks everything.
+    /// Performs an action and checks all invariants.
     ///
     /// # Errors
-    /// What must never happen, and did.
+    /// Returns the violated invariant.
     pub fn perform(&mut self, action: &Action) -> Result<(), Violation> {
         match action {
             Action::Submit { .. } => self.submit(action),
             Action::Abort(nth) => {
                 if let Some(place) = nth_of(*nth, self.live.len()) {
-                    // It may have ended since the last plan.
+                    // The request may have ended since the last plan.
                     let _ = self.world.scheduler.abort(self.world.now, self.live[place]);
                 }
             }
@@ -181,7 +181,7 @@ impl Stage {
                 self.world.scheduler.clear_cache();
             }
             Action::ReplaceWeights(nth) => {
-                // With a step in flight it is refused, and nothing happens.
+                // With a step in flight it is refused and has no effect.
                 let _ = self.world.replace_weights(&format!("weights {nth}"));
             }
             Action::RestartL3(leftovers) => self.world.restart_l3(*leftovers),
@@ -190,7 +190,7 @@ impl Stage {
             self.check()?;
             if let Some(router) = &mut self.router {
                 let followed = router.follow(&mut self.world.scheduler);
-                followed.map_err(Violation::Misled)?;
+                followed.map_err(Violation::StaleRouter)?;
             }
         }
         Ok(())
@@ -199,12 +199,12 @@ impl Stage {
     /// Audits pages, pins, slots, budgets and rows.
     ///
     /// # Errors
-    /// What is wrong.
+    /// Returns the inconsistency.
     pub fn check(&self) -> Result<(), Violation> {
         let audit = self.world.scheduler.try_audit();
         audit.map_err(|fault| Violation::Audit(fault.to_string()))?;
         if let Some(what) = self.world.overreach() {
-            return Err(Violation::Overreach(what.to_owned()));
+            return Err(Violation::TierViolation(what.to_owned()));
         }
         if let Some(request) = self.world.wrong_token() {
             return Err(Violation::WrongToken(request));
@@ -244,7 +244,7 @@ impl Stage {
         request.salt = ["", "", "tenant"][namespace as usize % 3].to_owned();
         grant(wishes, &mut request);
         let (id, all) = (request.id, request.ids().collect::<Vec<_>>());
-        // A prompt that does not fit, or a full queue, is refused, and that is that.
+        // A prompt that does not fit and a full queue are refused.
         if self.world.submit(request).is_ok() {
             self.live.extend(all);
             if stops_at_once {
@@ -273,7 +273,7 @@ impl Stage {
         let Some(place) = nth_of(nth, self.owed.len()) else { return };
         let (op, rank) = self.owed[place];
         if self.world.report(op, rank, outcome).is_err() {
-            // It claimed more pages than there are: then it is done altogether.
+            // It claimed more pages than there are: report it as complete.
             self.world.report(op, rank, Outcome::Done).expect("it is owed");
         }
         if outcome != Outcome::TimedOut {
@@ -303,13 +303,13 @@ impl Stage {
     }
 }
 
-fn grant(wishes: &Wishes, request: &mut Request) {
+fn grant(wishes: &RequestOptions, request: &mut Request) {
     (request.reads, request.writes) = (wishes.reads, wishes.writes);
     if let Some(number) = wishes.adapter {
         request.adapter = format!("lora {number}");
     }
     let tokens = request.prompt.len() as u32;
-    if let Some(PassageWish { start, tokens: length, content, is_whole }) = wishes.passage
+    if let Some(PassageOption { start, tokens: length, content, is_whole }) = wishes.passage
         && let Some(start) = start.checked_rem(tokens)
     {
         let end = tokens.min(start + length);
@@ -326,7 +326,7 @@ fn nth_of(nth: u32, count: usize) -> Option<usize> {
     (nth as usize).checked_rem(count)
 }
 
-/// A hash of everything that a plan says.
+/// Returns a hash of a plan.
 fn fingerprint(before: u64, plan: &Plan) -> u64 {
     let mut hash = before;
     let mut mix = |word: u64| hash = (hash ^ word).wrapping_mul(0x0100_0000_01B3).rotate_left(23);

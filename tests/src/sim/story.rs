@@ -1,25 +1,26 @@
-//! The story of one seed, for people.
+//! A readable trace of one seed.
 
 use std::fmt::Write;
 
 use terrace_scheduler::Config;
 
 use super::action::Action;
-use super::simulation::{Fate, Life, live};
+use super::simulation::{RunOptions, RunResult, run_world};
 use super::stage::{Stage, Violation};
-use super::useful::{Account, live_usefully};
+use super::useful::{Account, run_benign};
 use crate::script::describe;
 
-/// Everything that happens in the world of a seed, line by line; if it was of no use, in the one that means well.
+/// Returns the trace of a seed's world, line by line; of its benign world, if the violation is
+/// there.
 ///
 /// # Panics
-/// If a plan cannot be told, which does not happen.
+/// Panics if a plan cannot be formatted, which does not happen.
 #[must_use]
-pub fn tell(seed: u64, steps: u64) -> String {
-    let life = live(Fate::of(seed, steps));
+pub fn trace_seed(seed: u64, steps: u64) -> String {
+    let life = run_world(RunOptions::of(seed, steps));
     let mut story = match life.violation {
-        Some(Violation::Useless(_)) => tell_useful(seed),
-        Some(_) | None => tell_life(&life),
+        Some(Violation::LowReuse(_)) => trace_benign(seed),
+        Some(_) | None => trace_run(&life),
     };
     match life.violation {
         Some(violation) => writeln!(story, "VIOLATION: {violation}"),
@@ -29,15 +30,15 @@ pub fn tell(seed: u64, steps: u64) -> String {
     story
 }
 
-fn tell_life(life: &Life) -> String {
+fn trace_run(life: &RunResult) -> String {
     let mut config = life.swarm.config.clone();
-    let mut story = begin_story(life.seed, &mut config);
+    let mut story = trace_header(life.seed, &mut config);
     let mut stage = Stage::new(config);
     for action in &life.actions {
         let at = stage.world.now.0;
         let performed =
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| stage.perform(action)));
-        tell_action(&mut story, at, action, &mut stage);
+        trace_action(&mut story, at, action, &mut stage);
         if !matches!(performed, Ok(Ok(()))) {
             break;
         }
@@ -45,22 +46,22 @@ fn tell_life(life: &Life) -> String {
     story
 }
 
-fn tell_useful(seed: u64) -> String {
+fn trace_benign(seed: u64) -> String {
     let mut account = Account { story: Some(String::new()), ..Account::default() };
-    // How it ends is known.
-    let _ = live_usefully(seed, &mut account);
+    // Its result is known.
+    let _ = run_benign(seed, &mut account);
     account.story.unwrap_or_default()
 }
 
-/// The head of a story; the scheduler keeps from then on what there is to tell.
-pub(super) fn begin_story(seed: u64, config: &mut Config) -> String {
+/// Returns the header of a trace, and enables the scheduler's recording.
+pub(super) fn trace_header(seed: u64, config: &mut Config) -> String {
     config.trace_max = 10_000;
     let settings = serde_json::to_string(config).expect("plain data");
     format!("seed {seed}\nconfiguration {settings}\n")
 }
 
-/// Tells what an action was and what came of it.
-pub(super) fn tell_action(story: &mut String, at: u64, action: &Action, stage: &mut Stage) {
+/// Appends an action and its effects.
+pub(super) fn trace_action(story: &mut String, at: u64, action: &Action, stage: &mut Stage) {
     if !matches!(action, Action::Wait(_)) {
         writeln!(story, "{at:>9} us  {action}").expect("writing to a string");
     }

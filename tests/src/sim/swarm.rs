@@ -1,4 +1,4 @@
-//! What a seed draws: a configuration, a kind of load, and which faults happen how often.
+//! Random configuration, load and fault rates of a seed.
 
 use terrace_scheduler::{
     AdmissionOrder, BatchConfig, Config, CopyConfig, EvictionKind, L3Config, PrefetchPolicy,
@@ -8,38 +8,37 @@ use terrace_scheduler::{
 use super::faults::FaultKind;
 use terrace_kit::Dice;
 
-/// A world to be.
+/// Parameters of a world.
 #[derive(Clone, Debug)]
 pub struct Swarm {
-    /// The scheduler's configuration.
+    /// Configuration of the scheduler.
     pub config: Config,
     /// The load.
     pub load: Load,
-    /// One in so many operations suffers this fault; 0 for never. Indexed by [`FaultKind`].
+    /// One in this many operations has this fault; 0 for never. Indexed by [`FaultKind`].
     pub fault_odds: [u64; FaultKind::ALL.len()],
 }
 
 /// The shape of the load.
 #[derive(Clone, Debug)]
 pub struct Load {
-    /// Prompts begin with one of so many common texts.
+    /// Number of shared texts that prompts begin with.
     pub texts: u64,
-    /// Tokens of a prompt at the most.
+    /// Largest prompt, in tokens.
     pub prompt_max: u64,
-    /// Tokens produced at the most.
+    /// Largest number of new tokens.
     pub new_max: u64,
-    /// One in so many requests continues a conversation that has ended; 0 for never.
+    /// One in this many requests continues an ended conversation; 0 for never.
     pub follow_up_odds: u64,
-    /// Microseconds between arrivals, on average.
+    /// Mean time between arrivals.
     pub gap_us: u64,
     /// Requests that arrive together.
     pub burst: u64,
-    /// Namespaces in use.
+    /// Number of namespaces.
     pub namespaces: u64,
-    /// Microseconds that computing a token of a prompt takes. Where it is little, loading does not
-    /// pay and is soon not tried any more.
+    /// Time to compute a prompt token. If it is short, loading does not pay and soon stops.
     pub token_us: u64,
-    /// Microseconds at the most that pass between two calls of the scheduler.
+    /// Longest time between two calls of the scheduler.
     pub jitter_us: u64,
 }
 
@@ -47,7 +46,7 @@ impl Swarm {
     /// Draws a world.
     ///
     /// # Panics
-    /// Never: what is drawn is legal.
+    /// Never: all draws are valid.
     #[must_use]
     pub fn draw(dice: &mut Dice) -> Self {
         let config = draw_config(dice);
@@ -63,10 +62,10 @@ impl Swarm {
             token_us: dice.pick(&[0, 1_000, 4_000, 4_000]),
             jitter_us: dice.pick(&[0, 5, 200]),
         };
-        // Each seed has some kinds of faults and not others: rare ones then meet each other.
+        // Each seed enables only some kinds of faults, so that rare ones coincide.
         let mut fault_odds = [0; FaultKind::ALL.len()];
         for kind in FaultKind::ALL {
-            // Drivers that stop what is cancelled have dice of their own.
+            // Stops of cancelled operations have their own random source.
             if kind != FaultKind::CalledOff {
                 fault_odds[kind as usize] = dice.pick(&[0, 0, 0, 4, 15, 60]);
             }
@@ -81,7 +80,7 @@ impl Swarm {
             fault_odds[kind as usize] = dice.pick(&[0, 0, 6, 20]);
         }
         if config.l3.is_some() {
-            // Pages come back from L3 only if device and host have lost them.
+            // Pages are read from L3 only if device and host have lost them.
             fault_odds[FaultKind::CacheCleared as usize] = dice.pick(&[0, 2, 4]);
         }
         Self { config, load, fault_odds }
@@ -150,7 +149,7 @@ fn draw_config(dice: &mut Dice) -> Config {
             write_back_timeout_ms: dice.pick(&[5, 50]),
         })
         .rates(RateConfig {
-            // In most worlds computing is dear, so that loading is tried at all.
+            // In most worlds computing is expensive, so that loading is attempted.
             prefill_ns_per_token: dice.pick(&[50_000_000, 50_000_000, 50_000_000, 1_000]),
             ..RateConfig::default()
         });

@@ -1,10 +1,10 @@
-//! Usefulness: a world that means well, in which what was to be had must have been taken.
+//! Minimum hit rates in a benign world.
 //!
-//! For every request the world knows which pages of its prompt were to be had when it came, and where: on
-//! device, on host, in L3, or from another that was about to compute them. Nobody can take more than
-//! that, and a scheduler that is any use takes nearly all of it; `Yield::judge` says how much. The
-//! clock goes on a little between every two calls. In some worlds L3 is in trouble for a while, and
-//! nothing is asked of that time; after it, as much as of a world without.
+//! For every request the world knows which pages of its prompt were available when it arrived, and
+//! where: on device, on host, in L3, or from another request that was about to compute them. This
+//! is an upper bound, and a good scheduler reuses nearly all of it; `Yield::judge` sets the
+//! thresholds. The clock advances a little between calls. In some worlds L3 fails for a while.
+//! Nothing is required of that time, and the usual thresholds apply after it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,117 +13,122 @@ use terrace_scheduler::{
     PrefetchPolicy, QueueConfig, RateConfig, RequestId, Sequence, StateName,
 };
 
-use super::action::{Action, Opening, Wishes};
+use super::action::{Action, Opening, RequestOptions};
 use super::pressure::run_under_pressure;
 use super::simulation::{AnswerDice, overlaps};
 use super::stage::{Stage, Violation};
-use super::story::{begin_story, tell_action};
+use super::story::{trace_action, trace_header};
 use crate::world::Transfer;
 use terrace_kit::Dice;
 
-/// Requests before the trouble, if there is some, and after it.
+/// Requests before the L3 failure, if there is one, and after it.
 const REQUESTS: u64 = 48;
-/// All pauses of the scheduler are over after this.
+/// Time after which all back-offs of the scheduler have ended.
 const RECOVERY_US: u64 = 8_000_000;
-/// So many pages or steps are odd ones.
+/// Tolerance of the thresholds, in pages or steps.
 const ODDS: u64 = 8;
-/// Texts that prompts begin with.
+/// Number of texts that prompts begin with.
 const TEXTS: u64 = 10;
-/// The longest prompts, with what is their own and the answer.
+/// Longest prompts, with their unique part and the answer.
 const LONG_PAGES: usize = 28;
 /// Requests that run at once.
 const RUNNING_MAX: u32 = 8;
-/// Prefetches that are called off.
+/// Cancelled prefetches.
 const CALLED_OFF: u64 = 6;
-/// So long after its request's end a page has been stored in L3.
+/// Time after a request's end by which a page must be in L3.
 const STORED_AFTER_US: u64 = 200_000;
 
-/// Where a page of a prompt was to be had when its request came.
+/// Place of a page of a prompt when its request arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Place {
     Device,
     Host,
     L3,
-    /// Another request was about to compute it.
+    /// About to be computed by another request.
     Another,
-    /// Nowhere, though a request computed it that has ended long since.
+    /// Lost, though computed by a request that ended long before.
     Nowhere,
 }
 
 impl Place {
-    /// Of the pages that were to be had there, so many percent must have been taken.
+    /// Returns the minimum percentage of reuse for available pages.
     fn least_percent(self) -> u64 {
         match self {
             Self::Device | Self::Host => 97,
             Self::L3 => 95,
             Self::Another => 95,
-            // Pages that were lost: they count as had if their loss made no difference.
+            // Lost pages: any reuse of them is a bonus.
             Self::Nowhere => 0,
         }
     }
 }
 
-/// What was taken of what was to be had.
+/// Reuse of available pages.
 #[derive(Clone, Debug, Default)]
 struct Yield {
-    /// By place: pages that were to be had, and of those the ones that were not computed.
+    /// By place: available pages, and those of them that were not computed.
     places: BTreeMap<Place, (u64, u64)>,
-    /// Pages used so lately that they must be on device, and those that were.
+    /// Recently used pages that must be on device, and those that were.
     recent: (u64, u64),
-    /// Pages of prompts that have several answers, and those of them that more than one has computed.
+    /// Pages of prompts with several answers, and those of them computed more than once.
     answered: (u64, u64),
-    /// The same of conversations whose long answer has just ended, with nobody else about.
+    /// Pages of conversations whose long answer had just ended, without other requests, and those
+    /// on device.
     continued: (u64, u64),
     /// Short prompts, and the steps that they waited for.
     short: (u64, u64),
-    /// Time in which somebody waited, and of that the time in which nothing was under way.
+    /// Time in which requests waited, and the part of it without work in flight.
     busy_us: (u64, u64),
 }
 
 impl Yield {
     fn judge(&self, when: &str) -> Result<(), Violation> {
-        let useless = |what: String| Err(Violation::Useless(format!("{what} {when}")));
+        let low_reuse = |what: String| Err(Violation::LowReuse(format!("{what} {when}")));
         let (shared, twice) = self.answered;
-        // A page may be evicted between two answers, as everybody's may.
+        // Like any page, it may be evicted between two answers.
         if falls_short(shared - twice, shared, 99) {
-            return useless(format!("{twice} of {shared} pages of several answers computed twice"));
+            return low_reuse(format!(
+                "{twice} of {shared} pages of several answers computed twice"
+            ));
         }
         for (place, &(bound, had)) in &self.places {
             if falls_short(had, bound, place.least_percent()) {
-                return useless(format!("{had} of {bound} pages taken from {place:?}"));
+                return low_reuse(format!("{had} of {bound} pages taken from {place:?}"));
             }
         }
         let all: u64 = self.places.values().map(|(bound, _)| bound).sum();
         let (lost, _) = self.places.get(&Place::Nowhere).copied().unwrap_or_default();
         if falls_short(all - lost, all, 98) {
-            return useless(format!("{lost} of {all} pages lost"));
+            return low_reuse(format!("{lost} of {all} pages lost"));
         }
         let (recent, on_device) = self.recent;
         if falls_short(on_device, recent, 75) {
-            return useless(format!("{on_device} of {recent} recent pages on device"));
+            return low_reuse(format!("{on_device} of {recent} recent pages on device"));
         }
         let (continued, on_device) = self.continued;
         if falls_short(on_device, continued, 95) {
-            return useless(format!("{on_device} of {continued} pages of conversations on device"));
+            return low_reuse(format!(
+                "{on_device} of {continued} pages of conversations on device"
+            ));
         }
         let (shorts, steps) = self.short;
         if steps > shorts * 3 + ODDS {
-            return useless(format!("{shorts} short prompts waited for {steps} steps"));
+            return low_reuse(format!("{shorts} short prompts waited for {steps} steps"));
         }
         let (busy_us, idle_us) = self.busy_us;
         if idle_us * 100 > busy_us * 2 {
-            return useless(format!("nothing under way for {idle_us} of {busy_us} us"));
+            return low_reuse(format!("nothing under way for {idle_us} of {busy_us} us"));
         }
         Ok(())
     }
 }
 
-/// Whether less was taken than so many percent, some odd ones aside: what is drawn is drawn by chance.
+/// Returns whether less than a percentage was reused, with a tolerance.
 fn falls_short(taken: u64, bound: u64, least_percent: u64) -> bool {
     (taken + ODDS) * 100 < bound * least_percent
 }
 
-/// What goes wrong with L3 for a while.
+/// A temporary failure of L3.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trouble {
     None,
@@ -135,44 +140,44 @@ enum Trouble {
     Missing,
 }
 
-/// A request whose prompt was to be had in part.
+/// A request with available pages.
 #[derive(Debug)]
 struct Asked {
     keys: Vec<PageKey>,
-    /// For each page from the first that was to be had, where.
+    /// Place of each available page, from the first on.
     places: Vec<Place>,
-    /// Steps that were done when it came.
+    /// Completed steps at its arrival.
     steps_before: u64,
-    /// Those that were about to compute their prompts then.
+    /// Requests that were about to compute their prompts then.
     others: Vec<RequestId>,
-    /// The answers to its prompt that came with it, before it.
+    /// Earlier answers to its prompt that arrived with it.
     siblings: Vec<RequestId>,
-    /// So many whole pages of its prompt others can have.
+    /// Number of whole pages of its prompt that others can reuse.
     pages_max: usize,
     is_short: bool,
     priority: i32,
     counts: bool,
 }
 
-/// What is left of a world that means well.
+/// Results of a benign world.
 #[derive(Debug, Default)]
 pub(super) struct Account {
-    /// How often a plan was asked for.
+    /// Number of plans.
     pub(super) plans: u64,
-    /// What happened, if it is to be told.
+    /// Trace, if it is recorded.
     pub(super) story: Option<String>,
 }
 
-/// Lives in a world that means well.
+/// Runs a benign world.
 ///
 /// # Errors
-/// What was useless, or worse.
-pub(super) fn live_usefully(seed: u64, account: &mut Account) -> Result<(), Violation> {
+/// Returns an unmet threshold or any other violation.
+pub(super) fn run_benign(seed: u64, account: &mut Account) -> Result<(), Violation> {
     let mut dice = Dice::new(seed ^ 0x5EED);
     let mut config = draw_config(&mut dice);
     config.copies.load_back_overlaps = overlaps(seed);
     if let Some(story) = &mut account.story {
-        *story = begin_story(seed, &mut config);
+        *story = trace_header(seed, &mut config);
     }
     let trouble = dice.pick(&[
         Trouble::None,
@@ -225,23 +230,24 @@ struct Useful<'a> {
     step_tokens: u32,
     threshold: usize,
     trouble: Trouble,
-    /// When each owed outcome comes, in the order of the stage's list.
+    /// Due time of each pending outcome, in the order of the stage's list.
     due: Vec<u64>,
     step_due: Option<u64>,
-    /// Those that have not produced a token yet.
+    /// Requests without a token so far.
     asked: BTreeMap<RequestId, Asked>,
-    /// When the requests that have computed a page ended; the latest of them.
+    /// Latest end of the requests that have computed a page.
     ended_at: BTreeMap<PageKey, u64>,
-    /// Who has computed a page of its prompt.
+    /// Requests that have computed a page of their prompt.
     computed: BTreeMap<PageKey, BTreeSet<RequestId>>,
-    /// When each page was last used, by number (0 if it has no claim to stay), and whether by somebody urgent.
+    /// Number of the last use of each page (0 if it need not be kept), and the priority of its
+    /// user.
     uses: BTreeMap<PageKey, (u64, i32)>,
     clock: u64,
     steps: u64,
     next_own: u32,
-    /// How many tokens the next request produces, if it is not left to chance.
+    /// Number of tokens of the next request, unless it is random.
     new_tokens: Option<u32>,
-    /// Whether the next request goes on with a conversation at once.
+    /// True if the next request continues a conversation at once.
     continues: bool,
     measures: bool,
     taken: Yield,
@@ -268,7 +274,8 @@ impl Useful<'_> {
         self.due.iter_mut().for_each(|due| *due = (*due).min(now));
         self.run_until_quiet()?;
         self.perform(Action::Wait(RECOVERY_US))?;
-        // What went wrong is forgotten with the first that go well, and those that are not tried for it.
+        // The first successes, and the lookups skipped because of the failures, reset the
+        // scheduler's back-off.
         for _ in 0..4 {
             self.forget_memory()?;
             self.requests(REQUESTS / 6)?;
@@ -280,8 +287,8 @@ impl Useful<'_> {
         self.taken.judge(&format!("after trouble: {trouble:?}"))
     }
 
-    /// Prefetches are stopped because their requests are called off. That says nothing about L3: the next who
-    /// want the same have it from there.
+    /// Aborts requests with prefetches in flight. This is no sign of an L3 failure: later requests
+    /// for the same prompt must get it from there.
     fn call_off_prefetches(&mut self) -> Result<(), Violation> {
         self.taken = Yield::default();
         for _ in 0..CALLED_OFF {
@@ -320,18 +327,18 @@ impl Useful<'_> {
             .any(|under_way| matches!(under_way, Transfer::Prefetch(..)))
     }
 
-    /// The first outcome that is owed of an operation that nobody waits for any more.
+    /// Returns the first pending outcome of a cancelled operation.
     fn first_cancelled(&self) -> Option<usize> {
         self.stage.owed.iter().position(|(op, _)| self.stage.cancelled.contains(op))
     }
 
-    /// So many requests come, mostly one by one, and all of them end.
+    /// Runs `requests` requests, mostly one by one, to their end.
     fn requests(&mut self, requests: u64) -> Result<(), Violation> {
         let mut left = requests;
         while left > 0 {
             let burst = if self.dice.one_in(6) { self.dice.pick(&[2, 4]) } else { 1 };
             match self.dice.below(8) {
-                // Different long prompts, and short ones behind them.
+                // Distinct long prompts, and short ones behind them.
                 0 => {
                     for _ in 0..burst {
                         self.submit(Opening::Text(0), LONG_PAGES as u32 - 4, false)?;
@@ -363,7 +370,7 @@ impl Useful<'_> {
             if self.dice.one_in(12) {
                 self.store_all()?;
                 if self.dice.one_in(2) {
-                    // The cache loses what many wait for, and L3 has it.
+                    // The cache loses pages that many requests wait for, and L3 has them.
                     for _ in 0..2 * RUNNING_MAX {
                         self.submit_text()?;
                     }
@@ -374,7 +381,7 @@ impl Useful<'_> {
         self.run_until_quiet()
     }
 
-    /// A conversation whose answer outlasts many others, and goes on at once.
+    /// Runs a conversation whose answer outlasts many others and continues at once.
     fn long_answer(&mut self) -> Result<(), Violation> {
         self.new_tokens = Some(24 * self.page_size);
         self.submit(Opening::Text(0), 8, false)?;
@@ -394,7 +401,7 @@ impl Useful<'_> {
         Ok(())
     }
 
-    /// Everything comes to its end, and what there is has been stored.
+    /// Completes all requests and backups.
     fn store_all(&mut self) -> Result<(), Violation> {
         self.run_until_quiet()?;
         self.perform(Action::Wait(STORED_AFTER_US))?;
@@ -402,7 +409,7 @@ impl Useful<'_> {
         self.run_until_quiet()
     }
 
-    /// Clears device and host. Waiting requests can have the pages that they would have found there from L3 only.
+    /// Clears device and host. Waiting requests can then get the pages only from L3.
     fn forget_memory(&mut self) -> Result<(), Violation> {
         self.uses.clear();
         self.perform(Action::Clear)?;
@@ -425,8 +432,8 @@ impl Useful<'_> {
         self.submit(Opening::Text(1 + 1_000 * text), 8 + text, false)
     }
 
-    /// A prompt that begins with so many pages of a text (of its own, if the text is 0) and goes on in a
-    /// way of its own.
+    /// Submits a prompt of `pages` pages of a text (a unique one, if the text is 0) and a unique
+    /// suffix.
     fn submit(&mut self, opening: Opening, pages: u32, is_short: bool) -> Result<(), Violation> {
         self.next_own += 1;
         let own_start = 1_000_000 + 1_000 * self.next_own;
@@ -450,7 +457,7 @@ impl Useful<'_> {
             priority,
             namespace: 0,
             stops_at_once: false,
-            wishes: Wishes::default(),
+            wishes: RequestOptions::default(),
             siblings,
         })?;
         for place in before..self.stage.live.len() {
@@ -460,7 +467,7 @@ impl Useful<'_> {
         self.plan()
     }
 
-    /// Notes what is to be had for a request that has just come.
+    /// Records the available pages of a new request.
     fn expect_hits(
         &mut self,
         id: RequestId,
@@ -489,7 +496,7 @@ impl Useful<'_> {
             }
         };
         let mut places: Vec<Place> = (0..pages_max).map_while(place).collect();
-        // Fewer are not asked for.
+        // Fewer pages are not fetched.
         let from_l3 = places.iter().filter(|&&place| place == Place::L3).count();
         if from_l3 < self.threshold
             && let Some(first) = places.iter().position(|&place| place == Place::L3)
@@ -513,15 +520,15 @@ impl Useful<'_> {
                 }
             }
         }
-        // What has left the device is missed once.
+        // Pages that have left the device are counted once.
         for key in keys.iter().skip(on_device) {
             self.uses.entry(*key).and_modify(|(at, _)| *at = 0);
         }
-        // What is gone has no claim any more: how urgent it was once does not count when it comes back.
+        // Evicted pages lose their claim; former priority does not count when they return.
         for key in keys.iter().skip(in_memory) {
             self.uses.remove(key);
         }
-        // Who has neither slot nor memory waits for those, and not for long prompts.
+        // A request without a slot or memory waits for those, and not for long prompts.
         let stats = self.stage.world.scheduler.stats();
         let room_for_all =
             stats.waiting as usize * LONG_PAGES < stats.cache.device.available_pages();
@@ -549,8 +556,9 @@ impl Useful<'_> {
         Sequence::new(namespace, self.page_size, tokens.to_vec()).keys().iter().collect()
     }
 
-    /// Whether a page was used so lately that a device of a quarter of the size would still hold it. Under
-    /// eviction by priority only what is urgent has a claim, but against what is not however late.
+    /// Returns whether a page was used so recently that a device of a quarter of the size would
+    /// still hold it. Under eviction by priority only urgent pages count, but against others at any
+    /// age.
     fn is_recent(&self, key: PageKey) -> bool {
         let Some(&(used, by)) = self.uses.get(&key) else { return false };
         if used == 0 || (self.by_priority && by == 0) {
@@ -569,7 +577,7 @@ impl Useful<'_> {
         }
     }
 
-    /// Counts what those have been spared who have their first token, and notes the uses of the ended.
+    /// Counts the reuse of requests with a first token, and records the uses of ended ones.
     fn count_hits(&mut self) {
         let scheduler = &self.stage.world.scheduler;
         let mut used = Vec::new();
@@ -583,7 +591,7 @@ impl Useful<'_> {
                     let computed = self.computed.get(key);
                     let by = |id: &RequestId| computed.is_some_and(|by| by.contains(id));
                     let had = match place {
-                        // Whichever of them was the first computes it, once.
+                        // The first of them computes it, once.
                         Place::Another => !by(&id) || !asked.others.iter().any(by),
                         Place::Device | Place::Host | Place::L3 | Place::Nowhere => !by(&id),
                     };
@@ -634,18 +642,18 @@ impl Useful<'_> {
         self.stage.world.now.0
     }
 
-    /// Does something, a moment later.
+    /// Performs an action, a moment later.
     fn perform(&mut self, action: Action) -> Result<(), Violation> {
         self.stage.world.now.0 += 1 + self.dice.below(20);
         let at = self.now();
         let performed = self.stage.perform(&action);
         if let Some(story) = &mut self.account.story {
-            tell_action(story, at, &action, &mut self.stage);
+            trace_action(story, at, &action, &mut self.stage);
         }
         performed
     }
 
-    /// A few things happen.
+    /// Processes a few events.
     fn go_on(&mut self, things: u64) -> Result<(), Violation> {
         for _ in 0..things {
             if !self.next_thing()? {
@@ -664,7 +672,7 @@ impl Useful<'_> {
         Err(Violation::Unending(format!("{:?} in a world that means well", self.stage.live)))
     }
 
-    /// Lets the next thing happen and the engine plan; tells whether there was one.
+    /// Processes the next event and plans. Returns false if there is none.
     fn next_thing(&mut self) -> Result<bool, Violation> {
         let next_report = self.due.iter().copied().min();
         let deadline = self.stage.world.scheduler.deadline().map(|time| time.0);
@@ -709,7 +717,7 @@ impl Useful<'_> {
         }
         let device = self.stage.world.scheduler.stats().cache.device;
         if device.available_pages() * 3 < device.total_pages {
-            // Those who run need most of it: others have no claim to stay.
+            // Running requests need most of the device, so no other page must stay.
             self.uses.values_mut().for_each(|(at, _)| *at = 0);
         }
         let slowness = match self.trouble {
@@ -774,7 +782,7 @@ fn draw_config(dice: &mut Dice) -> Config {
         })
         .queue(QueueConfig {
             order: dice.pick(&[AdmissionOrder::Arrival, AdmissionOrder::Priority]),
-            // Some wait for each other, some take over what others have published.
+            // Some wait for each other, others take over published pages.
             share_wait_max_ms: dice.pick(&[60_000, 5]),
             ..QueueConfig::default()
         })
@@ -792,7 +800,7 @@ fn draw_config(dice: &mut Dice) -> Config {
             backoff_max_ms: 1_000,
             ..L3Config::default()
         })
-        // Computing a token takes a millisecond: everything that can be loaded is worth it.
+        // Computing a token takes a millisecond, so loading always pays.
         .rates(RateConfig { prefill_ns_per_token: 1_000_000, ..RateConfig::default() })
         .build()
         .expect("what is drawn is legal")

@@ -1,5 +1,5 @@
-//! Operations move bytes: when they are reported or, copies between device and host, at any moment before, layer by
-//! layer.
+//! Movement of bytes by operations: when they are reported or, for copies between device and host,
+//! at any earlier time, layer by layer.
 
 use terrace_cache::Page;
 use terrace_scheduler::{Event, EventError, OpId, Outcome, PageKey, PrefixDigest, Reach};
@@ -7,23 +7,23 @@ use terrace_scheduler::{Event, EventError, OpId, Outcome, PageKey, PrefixDigest,
 use super::memory::{Arena, Kv, LAYERS};
 use super::{Damage, Member, Object, Transfer, World};
 
-/// How far a copy has come on one rank before that is reported.
+/// Progress of an unreported copy on one rank.
 #[derive(Debug)]
 pub(super) struct Arrival {
-    /// What will be reported.
-    fate: Outcome,
+    /// Outcome to report.
+    outcome: Outcome,
     /// The layers that have arrived.
     layers: [bool; LAYERS],
 }
 
 impl World {
-    /// Brings an operation to an outcome on one rank, and moves the bytes that it says were moved.
+    /// Reports the outcome of an operation on one rank, and moves the bytes that it covers.
     ///
     /// # Errors
-    /// As the scheduler says.
+    /// Returns the error of the scheduler.
     pub fn report(&mut self, op: OpId, rank: u32, outcome: Outcome) -> Result<(), EventError> {
         let outcome = match self.arrivals.get(&(op, rank)) {
-            Some(arrival) if outcome != Outcome::TimedOut => arrival.fate,
+            Some(arrival) if outcome != Outcome::TimedOut => arrival.outcome,
             Some(_) | None => outcome,
         };
         let outcome = self.perform(op, rank, outcome, None);
@@ -32,13 +32,13 @@ impl World {
         advanced
     }
 
-    /// All layers of a copy arrive on one rank. See [`arrive_layer`](Self::arrive_layer).
+    /// Moves all layers of a copy on one rank. See [`arrive_layer`](Self::arrive_layer).
     pub fn arrive(&mut self, op: OpId, rank: u32, outcome: Outcome) {
         (0..LAYERS).for_each(|layer| self.arrive_layer(op, rank, layer, outcome));
     }
 
-    /// A layer of a copy between device and host arrives on one rank, and the copy will be reported so. The pages of
-    /// a load-back are written once more when it is: until then they are its own.
+    /// Moves a layer of a copy between device and host on one rank and fixes its outcome. The pages
+    /// of a load-back are written again at the report: until then they belong to it.
     pub fn arrive_layer(&mut self, op: OpId, rank: u32, layer: usize, outcome: Outcome) {
         let transfer = self.transfers.get(&op);
         let Some(transfer @ (Transfer::LoadBack(..) | Transfer::WriteBack(..))) = transfer else {
@@ -46,11 +46,11 @@ impl World {
         };
         let Some(_) = sound_pages(outcome, transfer.pages()) else { return };
         let layers = [false; LAYERS];
-        let arrival = self.arrivals.entry((op, rank)).or_insert(Arrival { fate: outcome, layers });
+        let arrival = self.arrivals.entry((op, rank)).or_insert(Arrival { outcome, layers });
         if std::mem::replace(&mut arrival.layers[layer], true) {
             return;
         }
-        let sound = sound_pages(arrival.fate, transfer.pages()).unwrap_or_default();
+        let sound = sound_pages(arrival.outcome, transfer.pages()).unwrap_or_default();
         match transfer {
             Transfer::LoadBack(from, to) => {
                 if self.host.is_any_bad(from) {
@@ -65,7 +65,7 @@ impl World {
         }
     }
 
-    /// Whatever has not come of a load-back's layer arrives.
+    /// Moves the missing parts of a load-back's layer.
     pub(super) fn load(&mut self, op: OpId, layer: usize) {
         for rank in 0..self.scheduler.config().model.ranks {
             if let Some(Transfer::LoadBack(..)) = self.transfers.get(&op) {
@@ -74,19 +74,21 @@ impl World {
         }
     }
 
-    /// Whether what a member waits for did not come, so that it computes rubbish.
+    /// Returns whether a load-back that a member waits for has failed, so that its results are
+    /// invalid.
     pub(super) fn is_misled(&self, member: &Member) -> bool {
         member.waits_for.is_some_and(|op| {
             let mut arrivals = self.arrivals.range((op, 0)..=(op, u32::MAX));
-            self.misread.contains(&op) || arrivals.any(|(_, arrival)| arrival.fate != Outcome::Done)
+            self.misread.contains(&op)
+                || arrivals.any(|(_, arrival)| arrival.outcome != Outcome::Done)
         })
     }
 
-    /// Brings a transfer to its end on one rank, except that one page of it, if it is a prefetch,
-    /// was damaged on the way. The driver checks what it reads, so it reports what came before.
+    /// Reports a transfer on one rank. If it is a prefetch, one of its pages is damaged. The driver
+    /// verifies pages, so it reports those before the damaged one.
     ///
     /// # Errors
-    /// As the scheduler says.
+    /// Returns the error of the scheduler.
     pub fn report_damaged(
         &mut self,
         op: OpId,
@@ -98,7 +100,7 @@ impl World {
         self.scheduler.advance(self.now, Event::Operation { op, rank, outcome })
     }
 
-    /// Reads an object as a driver does: whatever is not exactly right counts as missing.
+    /// Reads an object as a driver does: any deviation counts as missing.
     fn read(
         &self,
         key: PageKey,
@@ -121,7 +123,7 @@ impl World {
         sound.then_some(object.kv)
     }
 
-    /// L3 is wiped. With `leftovers` its objects remain, but are of an old generation.
+    /// Wipes L3. With `leftovers` its objects remain with an old generation.
     pub fn restart_l3(&mut self, leftovers: bool) {
         self.generation += 1;
         if !leftovers {
@@ -129,7 +131,7 @@ impl World {
         }
     }
 
-    /// Moves bytes as the outcome says. A probe is answered truly where the outcome is `Done`.
+    /// Moves the bytes of an outcome. A probe is answered truthfully if the outcome is `Done`.
     fn perform(
         &mut self,
         op: OpId,
@@ -139,7 +141,7 @@ impl World {
     ) -> Outcome {
         let pages = self.transfers.get(&op).map_or(0, Transfer::pages);
         let Some(sound) = sound_pages(outcome, pages) else { return outcome };
-        // Bytes move once; a report that comes again moves nothing.
+        // Bytes move once; a repeated report moves nothing.
         if !self.moved.insert((op, rank)) {
             return outcome;
         }
@@ -147,7 +149,7 @@ impl World {
         let mut written = Vec::new();
         let outcome = match self.transfers.get(&op) {
             Some(Transfer::LoadBack(from, to)) => {
-                let arrival = Arrival { fate: outcome, layers: [true; LAYERS] };
+                let arrival = Arrival { outcome, layers: [true; LAYERS] };
                 self.arrivals.insert((op, rank), arrival);
                 if self.host.is_any_bad(from) {
                     self.misread.insert(op);
@@ -156,13 +158,13 @@ impl World {
                     copy_layer(&self.host, from, &mut self.device, to, sound, layer);
                 }
                 if let Outcome::Corrupt | Outcome::CorruptAfter(_) = outcome {
-                    // It is the host's memory that has gone bad.
-                    self.host.spoil(&from[sound..]);
+                    // The host pages are invalid.
+                    self.host.invalidate(&from[sound..]);
                 }
                 outcome
             }
             Some(Transfer::WriteBack(from, to)) => {
-                // What has arrived is what it was then.
+                // Layers that have arrived are not moved again.
                 let arrived = self.arrivals.remove(&(op, rank)).map(|arrival| arrival.layers);
                 let is_owed = |layer: &usize| !arrived.is_some_and(|layers| layers[*layer]);
                 for layer in (0..LAYERS).filter(is_owed) {
@@ -206,7 +208,7 @@ impl World {
             Some(Transfer::Backup(keys, from)) => {
                 for (stored, (&key, &from)) in keys.iter().zip(from).take(sound).enumerate() {
                     let kv = self.host[from].clone();
-                    // A driver that checks its source does not store memory that has gone bad.
+                    // A driver that verifies its source does not store invalid pages.
                     if kv == rubbish {
                         return Outcome::Partial(stored as u32);
                     }
@@ -216,7 +218,7 @@ impl World {
                     self.l3.insert(key, Object { key, generation, prefix, checksum, kv });
                 }
                 if let Outcome::Corrupt | Outcome::CorruptAfter(_) = outcome {
-                    self.host.spoil(&from[sound..]);
+                    self.host.invalidate(&from[sound..]);
                 }
                 outcome
             }
@@ -229,7 +231,7 @@ impl World {
     }
 }
 
-/// How many of the pages an outcome says were moved, if it can say so and is the last word.
+/// Returns the number of moved pages, if the outcome is final and states it.
 fn sound_pages(outcome: Outcome, pages: usize) -> Option<usize> {
     match outcome {
         Outcome::Done => Some(pages),
@@ -241,7 +243,7 @@ fn sound_pages(outcome: Outcome, pages: usize) -> Option<usize> {
     }
 }
 
-/// Copies a layer of the sound pages; in the others it is rubbish then.
+/// Copies a layer of the valid pages; the others become invalid.
 fn copy_layer<F: Copy, T: Copy>(
     source: &Arena<F>,
     from: &[Page<F>],

@@ -1,4 +1,4 @@
-//! Memory of the device and the host: pages whose bytes are known.
+//! Memory of device and host, with the content of each page.
 
 use std::marker::PhantomData;
 use std::ops::{Index, IndexMut};
@@ -7,13 +7,13 @@ use terrace_cache::Page;
 
 use super::mix;
 
-/// Layers of the model: they are computed one after the other, and copied each by itself.
+/// Layers of the model, computed in sequence and copied separately.
 pub(crate) const LAYERS: usize = 2;
 
-/// What a page holds that nothing sound was written to.
+/// Content of an invalid page.
 pub(super) const RUBBISH: u64 = 0xDEAD;
 
-/// What a page holds: in each layer a word for each position.
+/// Content of a page: a word for each position in each layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Kv(pub(super) Vec<u64>);
 
@@ -22,18 +22,18 @@ impl Kv {
         Self(vec![RUBBISH; LAYERS * page_size])
     }
 
-    /// Where a layer's word for a position of the page is.
+    /// Returns a layer's word for a position of the page.
     pub(super) fn word(&mut self, layer: usize, offset: usize) -> &mut u64 {
         let page_size = self.0.len() / LAYERS;
         &mut self.0[layer * page_size + offset]
     }
 
-    /// The words of the first layer, which belong to their positions as they are.
+    /// Returns the words of the first layer, which are the right content as is.
     pub(super) fn first_layer(&self) -> &[u64] {
         &self.0[..self.0.len() / LAYERS]
     }
 
-    /// Writes a layer of another page, or rubbish.
+    /// Writes a layer of another page, or invalid words.
     pub(super) fn write_layer(&mut self, layer: usize, from: Option<&Kv>) {
         let page_size = self.0.len() / LAYERS;
         let words = layer * page_size..(layer + 1) * page_size;
@@ -48,7 +48,7 @@ impl Kv {
     }
 }
 
-/// What a layer holds at a position to which this word belongs.
+/// Returns the word of a layer for a position's content.
 pub(super) fn in_layer(layer: usize, word: u64) -> u64 {
     word.rotate_left(layer as u32)
 }
@@ -65,14 +65,14 @@ impl<T: Copy> Arena<T> {
         Self { pages: vec![Kv::rubbish(page_size); pages as usize], tier: PhantomData }
     }
 
-    /// Whoever reads these pages before something sound is written to them reads rubbish.
-    pub(super) fn spoil(&mut self, pages: &[Page<T>]) {
+    /// Invalidates pages.
+    pub(super) fn invalidate(&mut self, pages: &[Page<T>]) {
         for &page in pages {
             self[page].0.fill(RUBBISH);
         }
     }
 
-    /// Whether one of these pages is nothing but rubbish.
+    /// Returns whether one of these pages is completely invalid.
     pub(super) fn is_any_bad(&self, pages: &[Page<T>]) -> bool {
         let is_bad = |page: &Page<T>| self[*page].0.iter().all(|word| *word == RUBBISH);
         pages.iter().any(is_bad)

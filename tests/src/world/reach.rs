@@ -1,5 +1,4 @@
-//! Who may write how far: pages go to no tier that nobody wanted them in, and come from none that their reader
-//! does not read.
+//! Checks that pages are written to and read from only the tiers that their requests use.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +8,7 @@ use super::memory::{Kv, RUBBISH};
 use super::{Member, World, mix};
 
 impl World {
-    /// Pages that end with these words, from a position on, may be written so far.
+    /// Allows pages that end with these words, from a position on, to be written down to a tier.
     pub(super) fn note_writable(&mut self, words: &[u64], start: usize, writes: Reach) {
         let page_size = self.page_size;
         let last_of_page =
@@ -25,17 +24,19 @@ impl World {
         }
     }
 
-    /// Whether somebody may write this page so far; whoever checks its source writes no rubbish.
+    /// Checks that a request allows this page to be written to a tier; a driver that verifies its
+    /// source writes no invalid page.
     pub(super) fn check_written(&mut self, kv: &Kv, tier: Reach) {
         let last = kv.first_layer()[self.page_size - 1];
         let is_sound = kv.0.iter().all(|&word| word != RUBBISH);
         if is_sound && !self.writable[tier as usize - 1].contains(&last) {
-            self.overreach = Some(format!("a page that nobody writes to {tier:?} went there"));
+            self.overreach =
+                Some(format!("a page that no request writes to {tier:?} was written there"));
         }
     }
 
-    /// Checks that a prefetch asks for the pages of its own prefix. A driver refuses other pages, so the mistake would
-    /// look like a miss.
+    /// Checks that a prefetch requests the pages of its own prefix. A driver refuses other pages,
+    /// so the mistake would look like a miss.
     pub(super) fn check_keys(&mut self, op: OpId, keys: &[PageKey]) {
         let prefixes = self.prefixes.get(&op).map_or(&[][..], Vec::as_slice);
         let is_other = |(key, prefix): (&PageKey, &PrefixDigest)| {
@@ -46,7 +47,7 @@ impl World {
         }
     }
 
-    /// Whether those who do not use all tiers have read and written only those that they use.
+    /// Checks that requests with limited tiers have read and written only those tiers.
     pub(super) fn check_reach(&mut self, plan: &Plan) {
         for (id, (request, sequence)) in &self.limited {
             if let Some(hits) = self.scheduler.hits(*id) {
@@ -74,7 +75,8 @@ impl World {
         }
     }
 
-    /// Whether each row has its request's adapter, and there are no more of them than may be.
+    /// Checks that each row has its request's adapter, and that the number of adapters is within
+    /// its limit.
     pub(super) fn check_adapters(&mut self, plan: &Plan) {
         let prefills = plan.prefills.iter().map(|prefill| (prefill.request, prefill.adapter));
         let decodes = plan.decodes.iter().map(|decode| (decode.request, decode.adapter));
@@ -92,14 +94,14 @@ impl World {
         }
     }
 
-    /// What went farther than it should, if anything did.
+    /// Returns a violation of tier limits, if any.
     #[must_use]
     pub fn overreach(&self) -> Option<&str> {
         self.overreach.as_deref()
     }
 
-    /// Notes the pages that tokens complete whose report may have to wait: when it takes effect their request may
-    /// end with it, and nobody can be asked for them.
+    /// Records the pages completed by tokens whose report is delayed: when it takes effect the
+    /// request may end, and its tokens are no longer available.
     pub(super) fn note_late_pages(&mut self, member: &Member, tokens: &[Token]) {
         let mut words = member.expected.clone();
         for &token in tokens {

@@ -1,9 +1,9 @@
-//! What a step costs depends on what it does, not on how much is cached.
+//! The cost of a step depends on its work, not on the size of the cache.
 
 use terrace_scheduler::{Config, EvictionKind, Outcome, Request, Stats, Token};
 use terrace_tests::World;
 
-/// Fills the cache with so many prompts that have nothing to do with each other.
+/// Fills the cache with `prompts` unrelated prompts.
 fn world_with(prompts: u32, eviction: EvictionKind, device_pages: u32) -> World {
     let config = Config::builder().page_size(4).device_pages(device_pages).eviction(eviction);
     let mut world = World::new(config.build().expect("it can work")).expect("it can work");
@@ -26,7 +26,7 @@ fn run(world: &mut World, request: Request) {
     }
 }
 
-/// Nodes that the same new requests look at: misses, hits of each other, long decodes.
+/// Returns the visited nodes for the same new requests: misses, hits of each other, long decodes.
 fn cost_of_the_same_work(mut world: World) -> u64 {
     let visits = |stats: Stats| stats.node_visits;
     let before = visits(world.scheduler.stats());
@@ -38,7 +38,7 @@ fn cost_of_the_same_work(mut world: World) -> u64 {
 }
 
 #[test]
-fn the_cost_of_a_step_does_not_grow_with_the_tree() {
+fn step_cost_does_not_grow_with_the_tree() {
     for eviction in EvictionKind::ALL {
         let small = cost_of_the_same_work(world_with(10, eviction, 60_000));
         let large = cost_of_the_same_work(world_with(4_000, eviction, 60_000));
@@ -48,9 +48,9 @@ fn the_cost_of_a_step_does_not_grow_with_the_tree() {
 }
 
 #[test]
-fn eviction_from_a_full_pool_costs_what_it_evicts() {
+fn eviction_cost_is_proportional_to_evicted_pages() {
     for eviction in EvictionKind::ALL {
-        // Both pools are full, so that every page of the new requests takes the room of another.
+        // Both pools are full, so that every new page evicts one.
         let small = cost_of_the_same_work(world_with(40, eviction, 300));
         let large = cost_of_the_same_work(world_with(4_000, eviction, 30_000));
         assert!(large <= small + small / 4, "{eviction:?}: {large} nodes instead of {small}");
@@ -58,7 +58,7 @@ fn eviction_from_a_full_pool_costs_what_it_evicts() {
 }
 
 #[test]
-fn a_large_write_back_is_split_over_plans() {
+fn large_write_back_is_split_over_plans() {
     let config = Config::builder().page_size(1).device_pages(20_000).host_pages(20_000);
     let mut world = World::new(config.build().expect("it can work")).expect("it can work");
     world.submit(Request::new(1, tokens(1, 10_000), 1)).expect("it fits");

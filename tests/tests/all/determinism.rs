@@ -1,4 +1,4 @@
-//! The same inputs give the same outputs, to the byte.
+//! Equal inputs give equal outputs, to the byte.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ fn scripts() -> Vec<(String, String)> {
 }
 
 #[test]
-fn a_script_played_twice_gives_the_same_trace() {
+fn repeated_script_gives_the_same_trace() {
     let scripts = scripts();
     assert!(scripts.len() >= 30, "{} scenarios", scripts.len());
     for (path, script) in scripts {

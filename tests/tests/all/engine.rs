@@ -1,5 +1,5 @@
-//! The engine with a model that notices every wrong page: what it answers, and that nothing it waits
-//! for can stop it.
+//! Tests of the engine with a model that detects every wrong page: answers are right, and no
+//! failure blocks it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -43,7 +43,7 @@ fn memory_store() -> Arc<dyn Store> {
     Arc::new(MemoryStore::new(MemoryConfig::new(64 << 20, page_bytes())).unwrap())
 }
 
-/// The toy computes so fast that loading would never pay.
+/// The toy computes so fast that loading would not pay.
 fn config() -> Config {
     let rates = RateConfig { prefill_ns_per_token: 10_000_000, ..RateConfig::default() };
     let mut config = Config::builder().page_size(PAGE_SIZE).rates(rates).build().unwrap();
@@ -59,7 +59,7 @@ fn start(
     Engine::start(config(), Threaded::new(ToyModel::default()), Arc::new(device), store).unwrap()
 }
 
-/// A prompt of its own kind: prompts of different seeds share nothing.
+/// Returns a unique prompt: prompts of different seeds share no prefix.
 fn prompt(seed: u32, tokens: u32) -> Vec<Token> {
     (0..tokens).map(|place| (place * 7 + seed * 31 + place * place % 11) % 97).collect()
 }
@@ -80,7 +80,7 @@ async fn ask_for(engine: &Engine, generate: Generate) -> Answer {
     heard(engine.submit(generate).await.unwrap()).await
 }
 
-/// All of an answer.
+/// Collects a whole answer.
 async fn heard(mut generation: Generation) -> Answer {
     let (mut tokens, mut found) = (Vec::new(), None);
     loop {
@@ -97,14 +97,14 @@ async fn heard(mut generation: Generation) -> Answer {
     }
 }
 
-/// Waits until everything that was computed is in L3.
+/// Waits until all computed pages are in L3.
 async fn backed_up(engine: &Engine, pages: u64) {
     figures_when(engine, "the backup", |figures| figures.scheduler.backups.sound_pages >= pages)
         .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_second_answer_comes_from_the_device_and_is_the_same() {
+async fn second_answer_is_a_device_hit_and_equal() {
     let engine = start(device(64, 0), None);
     let prompt = prompt(1, 100);
     let first = ask(&engine, &prompt, 20).await;
@@ -116,7 +116,7 @@ async fn the_second_answer_comes_from_the_device_and_is_the_same() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_no_longer_fits_the_device_comes_back_from_host() {
+async fn evicted_pages_are_loaded_from_host() {
     let engine = start(device(16, 64), None);
     let old = prompt(1, 200);
     ask(&engine, &old, 8).await;
@@ -129,7 +129,7 @@ async fn what_no_longer_fits_the_device_comes_back_from_host() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn another_engine_finds_in_l3_what_this_one_computed() {
+async fn another_engine_hits_pages_in_l3() {
     let store = memory_store();
     let prompt = prompt(3, 300);
     let first = start(device(64, 64), Some(store.clone()));
@@ -142,14 +142,14 @@ async fn another_engine_finds_in_l3_what_this_one_computed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pages_go_between_the_host_arena_and_l3_without_a_copy() {
+async fn l3_transfers_use_the_host_arena_without_a_copy() {
     let witness = Arc::new(FaultyStore::new(memory_store()));
     let device = device(64, 64);
     let host = format!("{:?}", device.host().unwrap());
     let engine = start(device, Some(witness.clone()));
     let prompt = prompt(3, 300);
     ask(&engine, &prompt, 8).await;
-    // The last page is that of the answer: no copy pins any by then.
+    // The last page is that of the answer: no copy pins any page then.
     backed_up(&engine, 19).await;
     engine.clear_cache().await;
     assert_eq!(ask(&engine, &prompt, 8).await.hits.l3_tokens, 288);
@@ -168,7 +168,7 @@ async fn salts_do_not_share() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn stop_tokens_end_an_answer_and_are_not_part_of_it() {
+async fn answer_ends_before_its_stop_token() {
     let engine = start(device(64, 0), None);
     let prompt = prompt(5, 40);
     let whole = toy_answer(&prompt, 30);
@@ -181,7 +181,7 @@ async fn stop_tokens_end_an_answer_and_are_not_part_of_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn checksums_tell_answers_apart_and_only_those() {
+async fn checksums_distinguish_exactly_different_answers() {
     let engine = start(device(64, 0), None);
     let ask = |seed| {
         let mut generate = Generate::new(prompt(seed, 50), 5);
@@ -195,7 +195,7 @@ async fn checksums_tell_answers_apart_and_only_those() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn dropping_an_answer_calls_its_request_off() {
+async fn dropping_an_answer_cancels_its_request() {
     let engine = start(device(256, 0), None);
     let mut generation = engine.submit(Generate::new(prompt(1, 20), 4000)).await.unwrap();
     assert!(matches!(generation.next().await, Some(Update::Started(_))));
@@ -204,7 +204,7 @@ async fn dropping_an_answer_calls_its_request_off() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_asker_that_has_enough_ends_its_request_as_finished() {
+async fn finish_ends_a_request_as_finished() {
     let engine = start(device(256, 64), None);
     let mut generation = engine.submit(Generate::new(prompt(1, 40), 4000)).await.unwrap();
     assert!(matches!(generation.next().await, Some(Update::Started(_))));
@@ -215,7 +215,7 @@ async fn an_asker_that_has_enough_ends_its_request_as_finished() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_that_cannot_be_are_refused() {
+async fn rejects_invalid_requests() {
     let engine = start(device(16, 0), None);
     let refusal = async |generate| engine.submit(generate).await.unwrap_err();
     assert!(matches!(
@@ -236,7 +236,7 @@ fn sibling(sampling: Sampling) -> Sibling {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_to_one_prompt_compute_it_once_and_are_their_own() {
+async fn sibling_answers_compute_the_prompt_once() {
     let engine = start(device(64, 0), None);
     let (prompt, tokens) = (prompt(1, 100), 12);
     let dice = Sampling { temperature: 1.0, top_k: 20, seed: 7, ..Sampling::GREEDY };
@@ -255,7 +255,7 @@ async fn answers_to_one_prompt_compute_it_once_and_are_their_own() {
     let mut answers = engine.submit_answers(generate, siblings).await.unwrap();
     assert_eq!(answers.len(), 4);
     let even = heard(answers.pop().unwrap()).await;
-    // One is called off; the others go on.
+    // One answer is cancelled; the others go on.
     drop(answers.pop());
     let second = heard(answers.pop().unwrap()).await;
     let first = heard(answers.pop().unwrap()).await;
@@ -271,7 +271,7 @@ async fn answers_to_one_prompt_compute_it_once_and_are_their_own() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_to_one_prompt_are_taken_all_or_none() {
+async fn siblings_are_accepted_all_or_none() {
     let mut config = config();
     config.queue.requests_max = 2;
     let model = Threaded::new(ToyModel::default());
@@ -288,7 +288,7 @@ async fn answers_to_one_prompt_are_taken_all_or_none() {
 }
 
 #[tokio::test]
-async fn a_device_of_another_page_size_is_refused() {
+async fn rejects_a_device_of_another_page_size() {
     let refused = |layout: PageLayout| {
         let device = CpuDevice::new(16, 0, layout).unwrap();
         let error =
@@ -304,17 +304,17 @@ async fn a_device_of_another_page_size_is_refused() {
         error.contains("4096 bytes for 16 tokens") && error.contains("8192 bytes for 32"),
         "{error}"
     );
-    // As many bytes, and yet nothing of one could be read as the other.
+    // Equal page sizes with incompatible layouts.
     let others = KvLayout::keys_and_values(KvType::Bf16, 1, 2, 32).pages(PAGE_SIZE).unwrap();
     assert_eq!(others.bytes(), page_bytes());
     let error = refused(others);
     assert!(error.contains("keys and values f32") && error.contains("bf16"), "{error}");
 }
 
-/// A store that hangs, in each of its calls, holds up nobody who does not need it, and those who do
-/// only for as long as the deadline says.
+/// A store that hangs in a call does not delay requests that do not need it, and delays the others
+/// only up to the deadline.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hanging_store_holds_nobody_up() {
+async fn hanging_store_delays_no_other_request() {
     for call in [Call::Exists, Call::Get, Call::Put] {
         let faulty = Arc::new(FaultyStore::new(memory_store()));
         let stored = prompt(1, 300);
@@ -326,7 +326,7 @@ async fn a_hanging_store_holds_nobody_up() {
         let engine = start(device(64, 64), Some(faulty.clone()));
         let other = prompt(9, 20);
         let asked = async { tokio::join!(ask(&engine, &stored, 4), ask(&engine, &other, 50)) };
-        // The store hangs until it is told not to, so an answer at all is one that did not wait for it.
+        // The store hangs until it is released, so any answer shows that it was not waited for.
         let answers = tokio::time::timeout(PATIENCE, asked).await;
         let (waits, other_answer) = answers.unwrap_or_else(|_| panic!("{call:?} held them up"));
         assert_eq!(waits.tokens, toy_answer(&stored, 4), "{call:?}");
@@ -341,10 +341,10 @@ async fn a_hanging_store_holds_nobody_up() {
     }
 }
 
-/// A guarded store gives up on a read that still writes to host memory: those pages are used again
-/// only when it has let go of them.
+/// A guarded store abandons a read that still writes to host memory: the pages are reused only
+/// after the read has released them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pages_of_a_read_that_was_given_up_are_not_used_before_it_ends() {
+async fn pages_of_an_abandoned_read_are_reused_after_its_end() {
     let faulty = Arc::new(FaultyStore::new(memory_store()));
     let stored = prompt(1, 300);
     let first = start(device(64, 64), Some(faulty.clone()));
@@ -371,7 +371,7 @@ async fn pages_of_a_read_that_was_given_up_are_not_used_before_it_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_shutdown_stores_what_was_computed() {
+async fn shutdown_stores_computed_pages() {
     let store = memory_store();
     let engine = start(device(64, 64), Some(store.clone()));
     let prompts: Vec<_> = (0..4).map(|seed| prompt(seed, 100)).collect();
@@ -387,7 +387,7 @@ async fn a_shutdown_stores_what_was_computed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_shutdown_waits_for_answers_as_long_as_its_patience() {
+async fn shutdown_waits_for_answers_up_to_its_patience() {
     let engine = start(device(256, 0), None);
     let short = engine.submit(Generate::new(prompt(1, 20), 10)).await.unwrap();
     let drained = engine.shutdown(PATIENCE).await;
@@ -406,7 +406,7 @@ async fn a_shutdown_waits_for_answers_as_long_as_its_patience() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_shutdown_gives_up_on_a_store_that_hangs() {
+async fn shutdown_abandons_a_hanging_store() {
     let faulty = Arc::new(FaultyStore::new(memory_store()));
     faulty.set(Call::Put, Some(Fault::BeginsLate));
     let engine = start(device(64, 64), Some(faulty.clone()));
@@ -417,7 +417,7 @@ async fn a_shutdown_gives_up_on_a_store_that_hangs() {
     assert_eq!(drained.abandoned_transfers, 1);
 }
 
-/// A device whose copies never end, or end the task that starts them.
+/// A device whose copies never end, or panic.
 #[derive(Debug)]
 struct BrokenDevice {
     inner: CpuDevice,
@@ -457,7 +457,7 @@ impl Device for BrokenDevice {
     }
 }
 
-/// A device that keeps load-backs for later.
+/// A device that holds load-backs back.
 #[derive(Debug)]
 struct HoldingDevice {
     inner: CpuDevice,
@@ -493,10 +493,10 @@ impl Device for HoldingDevice {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_copy_that_nobody_waits_for_any_more_is_called_off() {
+async fn copy_of_an_aborted_request_is_cancelled() {
     let mut config = config();
     config.copies.load_back_timeout_ms = 50;
-    // There is room to compute what is not loaded while its pages wait.
+    // There is room to compute the pages whose load-back is held.
     let device = Arc::new(HoldingDevice { inner: device(40, 128), held: Mutex::default() });
     let engine =
         Engine::start(config, Threaded::new(ToyModel::default()), device.clone(), None).unwrap();
@@ -505,7 +505,7 @@ async fn a_copy_that_nobody_waits_for_any_more_is_called_off() {
     for seed in 2..8 {
         ask(&engine, &prompt(seed, 200), 8).await;
     }
-    // Nothing is loaded in time, so it is computed.
+    // The load-back misses its deadline, so the pages are computed.
     assert_eq!(ask(&engine, &old, 8).await.tokens, toy_answer(&old, 8));
     let held = std::mem::take(&mut *device.held.lock().unwrap());
     assert!(!held.is_empty(), "it was to be loaded");
@@ -521,10 +521,10 @@ async fn a_copy_that_nobody_waits_for_any_more_is_called_off() {
     assert_eq!(ask(&engine, &prompt(9, 50), 8).await.tokens, toy_answer(&prompt(9, 50), 8));
 }
 
-/// A prefetch whose request is called off reads no more than what is under way. What came is kept, the
-/// rest of its memory is free again, and who wants the same prompt later has all of it.
+/// A prefetch of an aborted request reads no more than the pieces in flight. Their pages are kept,
+/// the rest of its memory is freed, and a later request for the same prompt gets all of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_prefetch_that_nobody_waits_for_any_more_is_called_off() {
+async fn prefetch_of_an_aborted_request_is_cancelled() {
     const PAGES: u32 = 100;
     const HOST_PAGES: u32 = 256;
     let faulty = Arc::new(FaultyStore::new(memory_store()));
@@ -545,7 +545,7 @@ async fn a_prefetch_that_nobody_waits_for_any_more_is_called_off() {
     figures_when(&engine, "the prefetch", |_| faulty.calls(Call::Get) == 2).await;
     drop(asked);
     figures_when(&engine, "the abort", |figures| figures.scheduler.aborted == 1).await;
-    // Another answer takes a plan that is made after the abort, and that one calls the prefetch off.
+    // A further answer causes a plan after the abort, which cancels the prefetch.
     ask(&engine, &prompt(2, 2), 1).await;
     faulty.set(Call::Get, None);
     let figures = figures_when(&engine, "the end of the prefetch", |figures| {
@@ -564,14 +564,14 @@ async fn a_prefetch_that_nobody_waits_for_any_more_is_called_off() {
     assert_eq!(answer.hits, Hits { device_tokens: 0, host_tokens, l3_tokens });
 }
 
-/// Copies that come late, out of order and not at all bring nothing wrong.
+/// Late, reordered and failed copies cause no wrong answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whatever_order_copies_come_in_no_answer_is_wrong() {
+async fn answers_are_right_for_any_order_of_copies() {
     copies_come_in_any_order(false).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whatever_order_copies_come_in_steps_may_begin_before_them() {
+async fn answers_are_right_for_any_order_of_overlapped_copies() {
     copies_come_in_any_order(true).await;
 }
 
@@ -584,8 +584,8 @@ async fn copies_come_in_any_order(load_back_overlaps: bool) {
     config.copies.load_back_overlaps = load_back_overlaps;
     let engine =
         Engine::start(config, Threaded::new(ToyModel::default()), Arc::new(late), None).unwrap();
-    // More prompts than the host holds, so that there is always something to copy; what fails is up to
-    // chance, and it goes on until each way has.
+    // More prompts than the host holds, so that there are always copies. Failures are random, so it
+    // runs until each kind has occurred.
     const ROUNDS_MAX: usize = 500;
     for round in 0..ROUNDS_MAX {
         let mut askers = tokio::task::JoinSet::new();
@@ -605,17 +605,17 @@ async fn copies_come_in_any_order(load_back_overlaps: bool) {
     panic!("too little happened: {:?}", engine.figures().await.unwrap().scheduler);
 }
 
-/// How long this thread has computed.
+/// Returns the processor time of this thread.
 #[cfg(target_os = "linux")]
 fn computed() -> Duration {
     let told = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
     Duration::from_nanos(told.split(' ').next().unwrap().parse().unwrap())
 }
 
-/// The driver is all that runs on this thread.
+/// Only the driver runs on this thread.
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn a_shutdown_sleeps_while_it_waits_for_copies() {
+async fn shutdown_sleeps_while_it_waits_for_copies() {
     let mut config = config();
     config.cache.write_policy = WritePolicy::WriteThrough;
     let device = Arc::new(BrokenDevice::new(false));
@@ -630,7 +630,7 @@ async fn a_shutdown_sleeps_while_it_waits_for_copies() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_is_called_off_by_a_shutdown_is_told_at_once() {
+async fn requests_cancelled_by_a_shutdown_end_at_once() {
     let faulty = Arc::new(FaultyStore::new(memory_store()));
     faulty.set(Call::Exists, Some(Fault::BeginsLate));
     let mut config = config();
@@ -644,14 +644,14 @@ async fn who_is_called_off_by_a_shutdown_is_told_at_once() {
     .unwrap();
     let mut waiting = engine.submit(Generate::new(prompt(1, 100), 4)).await.unwrap();
     let shutdown = tokio::spawn(async move { engine.shutdown(Duration::from_secs(1)).await });
-    // The probe that it waits for would take an hour.
+    // The probe would take an hour.
     let told = tokio::time::timeout(PATIENCE, waiting.next()).await.expect("it is told");
     assert!(matches!(told, Some(Update::Ended(_))));
     assert_eq!(shutdown.await.unwrap().aborted, 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_asks_for_a_shutdown_is_told_when_it_is_over() {
+async fn every_shutdown_call_returns_at_the_end() {
     let engine = start(device(256, 0), None);
     let _long = engine.submit(Generate::new(prompt(1, 20), 4000)).await.unwrap();
     let (first, second) = tokio::join!(
@@ -662,7 +662,7 @@ async fn whoever_asks_for_a_shutdown_is_told_when_it_is_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engine_that_dies_is_known_to_have_ended() {
+async fn panicked_engine_counts_as_ended() {
     let engine = start(BrokenDevice::new(true), None);
     let running = tokio::time::timeout(Duration::from_millis(50), engine.ended()).await;
     assert!(running.is_err(), "it runs");
@@ -671,9 +671,9 @@ async fn an_engine_that_dies_is_known_to_have_ended() {
     assert!(engine.figures().await.is_none());
 }
 
-/// What choosing depends on goes with a request that gives up its row and comes to another.
+/// Sampling state follows a request that is retracted and gets another row.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn penalties_count_all_of_an_answer_that_was_retracted() {
+async fn penalties_survive_a_retraction() {
     const ASKERS: u32 = 8;
     let penalised = |seed| {
         let mut generate = Generate::new(prompt(seed, 20), 60);
@@ -702,7 +702,7 @@ async fn penalties_count_all_of_an_answer_that_was_retracted() {
     }
 }
 
-/// Only even tokens, and in turns those that 4 divides.
+/// A grammar that allows only even tokens, and in every other position only multiples of 4.
 #[derive(Debug)]
 struct Even {
     tokens: u32,
@@ -720,9 +720,9 @@ impl Grammar for Even {
     }
 }
 
-/// Steps that are launched ahead change no answer, however tokens are chosen and wherever answers end.
+/// Steps that are launched ahead change no answer, for every kind of sampling and of end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_launched_ahead_changes_no_answer() {
+async fn steps_launched_ahead_change_no_answer() {
     const REQUESTS: u32 = 300;
     let generate = |number: u32| {
         let mut generate = Generate::new(prompt(number % 40, 5 + number % 90), 1 + number % 50);
@@ -769,9 +769,9 @@ async fn what_is_launched_ahead_changes_no_answer() {
     }
 }
 
-/// A model that always fails takes down the request that it fails, not the engine.
+/// A model that always fails fails the request, not the engine.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_model_that_cannot_compute_fails_the_request() {
+async fn failing_model_fails_the_request() {
     let model = Threaded::new(FlakyModel::new(ToyModel::default(), Chance::new(1), 1));
     let engine = Engine::start(config(), model, Arc::new(device(64, 0)), None).unwrap();
     let answer = ask(&engine, &prompt(1, 20), 4).await;
@@ -779,11 +779,12 @@ async fn a_model_that_cannot_compute_fails_the_request() {
     assert_eq!(engine.figures().await.unwrap().scheduler.failed, 1);
 }
 
-/// Everything at once: small tiers, shared prefixes, aborts, and a device, a model and a store that
-/// fail at random. Whatever is answered is right, and in the end nothing is left behind.
+/// All at once: small tiers, shared prefixes, aborts, and a device, a model and a store that fail
+/// at random. Every answer is right, and all resources are released in the end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whatever_fails_no_answer_is_wrong() {
-    // How much is fetched in time is up to the machine: it goes on until all of it was seen.
+async fn answers_are_right_under_random_failures() {
+    // The number of timely prefetches depends on the machine, so it runs until all kinds have
+    // occurred.
     let enough =
         |seen: [u64; 4]| seen.into_iter().zip([50, 20, 1000, 1000]).all(|(it, least)| it > least);
     let mut seen = [0; 4];
@@ -795,7 +796,7 @@ async fn whatever_fails_no_answer_is_wrong() {
         let mut config = config();
         config.batch.steps_in_flight_max = 1 + (seed % 2) as u32;
         config.copies.load_back_overlaps = seed / 2 % 2 == 1;
-        // The world lasts some tens of milliseconds, and failures are forgotten as fast.
+        // The test lasts some tens of milliseconds, so back-offs are short.
         config.l3 = Some(L3Config {
             negative_ttl_ms: 5,
             backoff_base_ms: 1,
@@ -837,7 +838,8 @@ async fn whatever_fails_no_answer_is_wrong() {
     assert!(enough(seen), "too little has failed or was cached: {seen:?}");
 }
 
-/// Asks about one of a few documents; sometimes hangs up. Whether there was an answer.
+/// Sends a request for one of a few documents, and cancels some. Returns whether there was an
+/// answer.
 async fn ask_something(engine: &Engine, chance: &Chance) -> bool {
     let document = prompt(chance.below(5) as u32, 16 * (1 + chance.below(12)) as u32);
     let question: Vec<Token> =
@@ -869,7 +871,7 @@ async fn ask_something(engine: &Engine, chance: &Chance) -> bool {
     }
 }
 
-/// What a feed has told so far: the tokens of each page in each tier.
+/// State of a feed: the tokens of each page in each tier.
 #[derive(Default)]
 struct Heard {
     pages: BTreeMap<(KvTier, PageKey), Vec<Token>>,
@@ -901,7 +903,7 @@ impl Heard {
         }
     }
 
-    /// Hears on until a tier has so many pages.
+    /// Reads the feed until a tier has `pages` pages.
     async fn until(&mut self, feed: &mut KvFeed, tier: KvTier, pages: usize) {
         let heard = async {
             while self.held(tier) != pages {
@@ -917,7 +919,7 @@ impl Heard {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn routers_follow_what_each_tier_holds() {
+async fn routers_follow_the_content_of_each_tier() {
     let engine = start(device(64, 64), Some(memory_store()));
     let prompt = prompt(1, 100);
     let mut early = engine.kv_events(1000).await.unwrap();
@@ -934,7 +936,7 @@ async fn routers_follow_what_each_tier_holds() {
     let mut late = engine.kv_events(1000).await.unwrap();
     let mut heard_late = Heard::default();
     heard_late.until(&mut late, KvTier::L3, 6).await;
-    assert_eq!(heard_late.pages, heard.pages, "whoever comes later begins with everything");
+    assert_eq!(heard_late.pages, heard.pages, "a late subscriber starts with a complete snapshot");
 
     engine.clear_cache().await.unwrap();
     for (heard, feed) in [(&mut heard, &mut early), (&mut heard_late, &mut late)] {
@@ -946,14 +948,14 @@ async fn routers_follow_what_each_tier_holds() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_router_that_falls_behind_starts_over() {
+async fn slow_router_restarts_from_a_snapshot() {
     let engine = start(device(64, 0), None);
     let mut feed = engine.kv_events(2).await.unwrap();
     for seed in 0..6 {
         ask(&engine, &prompt(seed, 40), 1).await;
     }
     let mut heard = Heard::default();
-    // Nothing happens any more but that it reads: it hears of everything all the same.
+    // Only the reader is active: it still gets all events.
     heard.until(&mut feed, KvTier::Device, 12).await;
     assert_eq!(heard.snapshots, 2);
     assert_eq!(feed.try_next(), None);

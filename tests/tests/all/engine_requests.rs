@@ -1,4 +1,4 @@
-//! What engines ask for beside tokens: adapters, passages, and weights that change while requests run.
+//! Request features beside tokens: adapters, passages, and weights that change while requests run.
 
 use std::future::Future;
 use std::pin::pin;
@@ -15,8 +15,8 @@ use terrace_l3::{MemoryConfig, MemoryStore, Store};
 use terrace_scheduler::{Config, ContentKey, Hits, Passage, RateConfig, Token};
 use terrace_tests::engine::{PAGE_SIZE, ToyModel, figures_when};
 
-/// A toy that has adapters, takes passages, and shows who came to its rows. With permits each step takes one, until
-/// nobody gives any more.
+/// A toy with adapters and passages that records its rows' arrivals. With permits each step takes
+/// one, until the sender is dropped.
 struct Knowing {
     inner: Threaded<ToyModel>,
     came: Arc<Mutex<Vec<Arrival>>>,
@@ -91,7 +91,7 @@ fn prompt(seed: u32) -> Vec<Token> {
     (0..80).map(|place| (place * 7 + seed * 31) % 97).collect()
 }
 
-/// The tokens of an answer, and where its prompt was found.
+/// Returns the tokens of an answer, and the hits of its prompt.
 async fn ask(engine: &Engine, generate: Generate) -> (Vec<Token>, Hits) {
     let mut generation = engine.submit(generate).await.unwrap();
     let (mut tokens, mut found) = (Vec::new(), Hits::default());
@@ -135,7 +135,7 @@ async fn adapters_and_passages_reach_the_model_and_share_no_page() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_the_model_does_not_have_is_refused() {
+async fn rejects_unknown_adapters_and_passages() {
     let came = Arc::default();
     let engine = start(Knowing::new(&came), None);
     let birds = Generate { adapter: "birds".to_owned(), ..Generate::new(prompt(1), 4) };
@@ -151,7 +151,7 @@ async fn what_the_model_does_not_have_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn other_weights_find_nothing_of_the_old_ones_on_any_tier() {
+async fn new_weights_hit_no_old_page_on_any_tier() {
     let (old, new) = (ToyModel { weights: 1 }, ToyModel { weights: 2 });
     let page_bytes = old.kv_layout().pages(PAGE_SIZE).unwrap().bytes();
     let store: Arc<dyn Store> =
@@ -162,14 +162,14 @@ async fn other_weights_find_nothing_of_the_old_ones_on_any_tier() {
     figures_when(&engine, "the backup", |figures| figures.scheduler.backups.sound_pages >= 5).await;
     engine.replace_weights(Box::new(new)).await.unwrap();
     assert_eq!(ask(&engine, generate()).await, (new.answer(&prompt(1), 4), Hits::default()));
-    // Weights that come back find what L3 has of them.
+    // After a return to the old weights, their pages in L3 are hits again.
     engine.replace_weights(Box::new(old)).await.unwrap();
     let (tokens, hits) = ask(&engine, generate()).await;
     assert_eq!(tokens, old.answer(&prompt(1), 4));
     assert_eq!(hits, Hits { l3_tokens: 64, ..Hits::default() });
 }
 
-/// Waits for something that takes steps, and permits one after the other meanwhile.
+/// Waits for a future that needs steps, and permits them one by one.
 async fn stepping<T>(permits: &SyncSender<()>, awaited: impl Future<Output = T>) -> T {
     let mut awaited = pin!(awaited);
     loop {
@@ -181,7 +181,7 @@ async fn stepping<T>(permits: &SyncSender<()>, awaited: impl Future<Output = T>)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_go_on_with_other_weights_from_the_tokens_that_they_have() {
+async fn answers_continue_with_new_weights() {
     let models = [1, 2, 3].map(|weights| ToyModel { weights });
     let (permits, permitted) = sync_channel(1);
     let inner = Threaded::new(models[0]);
@@ -211,7 +211,7 @@ async fn answers_go_on_with_other_weights_from_the_tokens_that_they_have() {
         }
     }
     for (seed, answer) in (0..).zip(&answers) {
-        // How many tokens each model has chosen in turn.
+        // Number of tokens that each model has chosen in turn.
         let mut text = prompt(seed);
         for model in models {
             let left = &answer[text.len() - 80..];
@@ -226,7 +226,7 @@ async fn answers_go_on_with_other_weights_from_the_tokens_that_they_have() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn weights_that_do_not_fit_are_refused_and_nothing_changes() {
+async fn refused_weights_change_nothing() {
     let engine = start(Threaded::new(ToyModel::default()), None);
     let generate = || Generate::new(prompt(1), 4);
     let (tokens, _) = ask(&engine, generate()).await;

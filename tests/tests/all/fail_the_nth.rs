@@ -1,19 +1,19 @@
-//! Fail the nth: in worlds without chance faults, every single operation fails in every way
-//! that it can, one at a time. Nothing wrong is read, nothing is lost, everything ends.
+//! Fail the nth: in worlds without random faults, every single operation fails in every possible
+//! way, one at a time. No wrong page is read, no page is lost, and all requests end.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use terrace_scheduler::OpId;
-use terrace_tests::sim::{Fate, FaultKind, live};
+use terrace_tests::sim::{FaultKind, RunOptions, run_world};
 
-/// In how many worlds.
+/// Returns the number of worlds.
 fn worlds() -> u64 {
     if terrace_tests::thorough() { 20 } else { 10 }
 }
 
 const STEPS: u64 = 16;
 
-/// The ways in which an operation can fail. Those that do not apply to its kind change nothing.
+/// Ways in which an operation can fail. A way that does not apply to an operation has no effect.
 const WAYS: [FaultKind; 11] = [
     FaultKind::Missing,
     FaultKind::Failed,
@@ -28,9 +28,9 @@ const WAYS: [FaultKind; 11] = [
     FaultKind::Corrupt,
 ];
 
-/// A world in which only this goes wrong, and how many faults struck.
+/// Runs a world with at most this fault. Returns the numbers of operations and of faults.
 fn world(seed: u64, fault: Option<(OpId, FaultKind)>) -> (u64, u64) {
-    let life = live(Fate { only_fault: Some(fault), ..Fate::of(seed, STEPS) });
+    let life = run_world(RunOptions { only_fault: Some(fault), ..RunOptions::of(seed, STEPS) });
     if let Some(violation) = life.violation {
         panic!("world {seed}, {fault:?}: {violation}");
     }
@@ -47,7 +47,7 @@ fn world(seed: u64, fault: Option<(OpId, FaultKind)>) -> (u64, u64) {
 
 #[test]
 fn every_operation_fails_in_every_way() {
-    // Worlds that move something: those whose undisturbed life has at least ten operations.
+    // Worlds with at least ten operations.
     let busy = |seed: &u64| world(*seed, None).0 >= 10;
     let seeds: Vec<u64> = (0..).filter(busy).take(worlds() as usize).collect();
     let next = AtomicU64::new(0);
@@ -67,7 +67,7 @@ fn every_operation_fails_in_every_way() {
             });
         }
     });
-    // Each world has ten operations or more, and each of those at least three ways to fail.
+    // Each world has ten operations or more, with at least three ways to fail each.
     let strikes = strikes.into_inner();
     assert!(strikes >= worlds() * 10 * 3, "only {strikes} faults struck");
 }

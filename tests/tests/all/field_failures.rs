@@ -1,10 +1,10 @@
-//! What went wrong in other systems of this kind, and why it cannot here: one test for each row of
-//! the table in `tests/README.md`, with the row's number in its name.
+//! Failures of similar systems, and why they cannot happen here: one test for each row of the table
+//! in `tests/README.md`, with the row's number in its name.
 //!
-//! Every test plays the situation of its row in a [`World`], in which a step that reads a wrong page
-//! panics, and ends with [`Stage::finish`]: nothing is lost, held or waiting. Where a planted bug
-//! brings the row's failure back, the same situation must fail with it. The rows that are the store's
-//! own are played with real stores, whose objects are checked byte by byte.
+//! Every test reproduces the situation of its row in a [`World`], in which a step that reads a
+//! wrong page panics. It ends with [`Stage::finish`]: no page is lost or pinned, and no request
+//! waits. If a planted bug reintroduces the failure, the same situation must fail with it. Rows
+//! about the store use real stores, whose objects are checked byte by byte.
 
 mod crafted;
 mod hangs;
@@ -21,7 +21,8 @@ use terrace_scheduler::{Config, L3Config, RateConfig};
 
 use stage::{Kind, Stage};
 
-/// Pages of four tokens, without L3. Computing is slow, so that loading always pays.
+/// Returns a configuration with pages of four tokens, without L3. Computing is slow, so that
+/// loading always pays.
 fn two_tiers(device_pages: u32, host_pages: u32) -> Config {
     let rates = RateConfig { prefill_ns_per_token: 1_000_000, ..RateConfig::default() };
     Config::builder()
@@ -33,19 +34,19 @@ fn two_tiers(device_pages: u32, host_pages: u32) -> Config {
         .expect("it can work")
 }
 
-/// The same with L3, which is asked for a single page already.
+/// Same with L3, which is queried even for a single page.
 fn three_tiers(device_pages: u32, host_pages: u32) -> Config {
     with_l3(device_pages, host_pages, |_| {})
 }
 
-/// The same with changes to what is set about L3.
+/// Same with changes to the L3 settings.
 fn with_l3(device_pages: u32, host_pages: u32, change: impl FnOnce(&mut L3Config)) -> Config {
     let mut l3 = L3Config { prefetch_threshold_pages: 1, ..L3Config::default() };
     change(&mut l3);
     Config { l3: Some(l3), ..two_tiers(device_pages, host_pages) }
 }
 
-/// Plays a situation, which must go well, and then again with a bug planted, which must not.
+/// Runs a situation, which must pass, and then again with a planted bug, which must fail.
 fn only_fails_with(bugs: &[Bug], situation: impl Fn()) {
     situation();
     for &bug in bugs {

@@ -1,7 +1,8 @@
-//! The tests across crates, as one program: linking many takes longer than most of them run.
+//! The tests across crates, as one program: linking many would take longer than most of them run.
 //!
-//! Some need what only a script provides, and are ignored otherwise; their part of the name says which:
-//! `mooncake::` is for `scripts/test-mooncake`, `buckets::s3::` for `scripts/test-buckets`.
+//! Some need an environment that only a script provides, and are ignored otherwise; a part of their
+//! name states which: `mooncake::` is for `scripts/test-mooncake`, `buckets::s3::` for
+//! `scripts/test-buckets`.
 
 mod buckets;
 mod cost;

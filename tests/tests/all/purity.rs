@@ -1,16 +1,16 @@
-//! The pure crates stay pure: no clock, thread, randomness, IO or hash order, and no dependency on
-//! anything that has them.
+//! The pure crates use no clock, thread, randomness, IO or hash order, and depend on no crate that
+//! does.
 
 use std::path::{Path, PathBuf};
 
-/// The pure crates and all that they may depend on.
+/// The pure crates, and all crates that they may depend on.
 const PURE: [(&str, &[&str]); 3] = [
     ("cache", &["blake3", "serde", "smallvec"]),
     ("fsm", &["serde", "statig", "terrace-cache"]),
     ("scheduler", &["serde", "terrace-cache", "terrace-fsm", "thiserror"]),
 ];
 
-/// Names that bring in the outside world.
+/// Names that give access to the outside world.
 const FORBIDDEN: [&str; 22] = [
     "Instant",
     "SystemTime",
@@ -36,7 +36,7 @@ const FORBIDDEN: [&str; 22] = [
     "Rc<",
 ];
 
-/// What would let the order of a hash map out.
+/// Operations that expose the order of a hash map.
 const ITERATION: [&str; 9] = [
     ".iter()",
     ".iter_mut()",
@@ -68,7 +68,7 @@ fn sources(folder: &Path) -> Vec<(String, String)> {
     files
 }
 
-/// The code of a file: without its tests, comments and documentation.
+/// Returns the code of a file without tests, comments and documentation.
 fn code(text: &str) -> String {
     let without_tests = text.split("#[cfg(test)]").next().unwrap_or_default();
     let lines = without_tests.lines().filter(|line| !line.trim_start().starts_with("//"));
@@ -76,7 +76,7 @@ fn code(text: &str) -> String {
 }
 
 #[test]
-fn pure_crates_depend_on_nothing_that_is_not_pure() {
+fn pure_crates_depend_only_on_pure_crates() {
     for (name, allowed) in PURE {
         let manifest = std::fs::read_to_string(root().join(name).join("Cargo.toml"));
         let manifest: toml::Table = manifest.expect("readable").parse().expect("valid TOML");
@@ -91,15 +91,15 @@ fn pure_crates_depend_on_nothing_that_is_not_pure() {
 }
 
 #[test]
-fn pure_crates_do_not_name_the_outside_world() {
+fn pure_crates_use_no_io_time_or_threads() {
     for (name, _) in PURE {
         let files = sources(&root().join(name).join("src"));
         let lib = files.iter().find(|(path, _)| path.ends_with("src/lib.rs"));
         let (_, lib) = lib.expect("every crate has a lib.rs");
         assert!(lib.contains("#![forbid(unsafe_code)]"), "{name} may contain unsafe code");
-        // Planted bugs, which only tests compile in, are chosen by a variable of the thread.
+        // Planted bugs, which only tests compile in, are selected by a thread-local variable.
         for (path, text) in files.iter().filter(|(path, _)| !path.ends_with("planted.rs")) {
-            // Sharing what never changes is pure; locks and atomics are not.
+            // Sharing immutable data is pure; locks and atomics are not.
             let code = code(text).replace("use std::sync::Arc;", "");
             for word in FORBIDDEN {
                 assert!(!code.contains(word), "{path} names {word}");
@@ -109,7 +109,7 @@ fn pure_crates_do_not_name_the_outside_world() {
 }
 
 #[test]
-fn no_hash_map_is_ever_iterated() {
+fn no_hash_map_is_iterated() {
     for (name, _) in PURE {
         for (path, text) in sources(&root().join(name).join("src")) {
             if path.ends_with("cache/src/hash.rs") {
@@ -129,14 +129,14 @@ fn no_hash_map_is_ever_iterated() {
     }
 }
 
-/// The names of fields and variables whose type is a hash map or set.
+/// Returns the names of fields and variables whose type is a hash map or set.
 fn hashed_names(code: &str) -> Vec<&str> {
     let declared = code.lines().filter_map(|line| line.split_once(": Hashed"));
     declared.filter_map(|(before, _)| before.rsplit([' ', '(']).next()).collect()
 }
 
 #[test]
-fn the_check_finds_what_it_looks_for() {
+fn purity_check_finds_violations() {
     let sample = "struct S {\n    pub(crate) by_key: HashedMap<u64, u32>,\n}\n// Instant\n";
     assert_eq!(hashed_names(&code(sample)), ["by_key"]);
     assert!(!code(sample).contains("Instant"));

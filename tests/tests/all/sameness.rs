@@ -1,8 +1,8 @@
-//! The proof of sameness: with a real model, the same prompt has the same answer and the same logits to
-//! the bit, whether its KV was computed, kept on device, loaded from host or fetched from L3.
+//! Bit-identical output: with a real model, the same prompt has the same answer and the same logits
+//! to the bit, whether its KV was computed, kept on device, loaded from host or fetched from L3.
 //!
-//! What every answer is compared with is computed by the model alone: the whole prompt in one piece, no
-//! engine, no cache. Killing a whole server is in `cli/tests/program/serve.rs`.
+//! The reference is computed by the model alone: the whole prompt at once, without engine and
+//! cache. The kill of a whole server is tested in `cli/tests/program/serve.rs`.
 
 use std::sync::Arc;
 use std::sync::LazyLock;
@@ -25,7 +25,7 @@ const PAGE_SIZE: u32 = 16;
 const NEW_TOKENS: u32 = 3;
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// A prompt and what the model alone makes of it.
+/// A prompt, and the model's own result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Example {
     prompt: Vec<Token>,
@@ -38,8 +38,8 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 
 static EXAMPLES: LazyLock<Vec<Example>> = LazyLock::new(examples);
 
-/// Prompts with shared prefixes, conversations of several turns, and every length around the borders
-/// of pages.
+/// Returns prompts with shared prefixes, conversations of several turns, and every length around
+/// page boundaries.
 fn examples() -> Vec<Example> {
     let mut alone = Alone::new();
     let mut examples = Vec::new();
@@ -65,13 +65,13 @@ fn examples() -> Vec<Example> {
     examples
 }
 
-/// Bytes of text that depend on a seed.
+/// Returns pseudo-random text bytes.
 fn text(seed: usize, length: usize) -> Vec<Token> {
     let chance = Chance::new(seed as u64 + 1);
     (0..length).map(|_| 32 + chance.below(95) as Token).collect()
 }
 
-/// Two layers suffice: what is wrong in the KV of the first is seen in that of the second.
+/// Returns a model of two layers: errors in the KV of the first show in the second.
 fn model() -> Llama {
     terrace_model::shallow(2, 2)
 }
@@ -127,7 +127,7 @@ fn config() -> Config {
     let rates = RateConfig { prefill_ns_per_token: 5_000_000, ..RateConfig::default() };
     let mut config = Config::builder().page_size(PAGE_SIZE).rates(rates).build().unwrap();
     config.batch.running_max = 32;
-    // Prompts are cut into several spans, and share steps with decodes.
+    // Prompts are divided into several spans, and share steps with decodes.
     config.batch.step_tokens_max = 96;
     config.l3 = Some(L3Config { prefetch_threshold_pages: 1, ..L3Config::default() });
     config
@@ -142,7 +142,7 @@ fn memory_store() -> Arc<dyn Store> {
     Arc::new(MemoryStore::new(MemoryConfig::new(1 << 30, page_bytes())).unwrap())
 }
 
-/// Asks and compares. Nothing if the request was hung up on or could not be computed.
+/// Sends a prompt and compares the answer. Returns false if the request was cancelled or failed.
 async fn check(
     engine: &Engine,
     example: &Example,
@@ -180,14 +180,14 @@ async fn check(
     }
 }
 
-/// Asks all examples, one after the other.
+/// Sends all examples, one after the other.
 async fn check_all(engine: &Engine) {
     for example in &*EXAMPLES {
         check(engine, example, "", usize::MAX).await.unwrap();
     }
 }
 
-/// Asks all examples, so many at a time, some of whom hang up; how many were answered.
+/// Sends all examples, `at_once` at a time, and cancels some; returns the number of answers.
 async fn check_together(engine: &Engine, at_once: usize, hang_up_once_in: Option<u64>) -> usize {
     let chance = Chance::new(5);
     let mut askers = tokio::task::JoinSet::<Option<()>>::new();
@@ -264,7 +264,7 @@ async fn with_hits_in_l3() {
     check_all(&engine).await;
     let tokens = figures(&engine).await.scheduler.prompt_tokens;
     for example in &*EXAMPLES {
-        // What a request or a transfer still holds is not cleared.
+        // Pages that a request or transfer still pins are not cleared.
         figures_when(&engine, "quiet", |Figures { scheduler, .. }| {
             scheduler.draining == 0 && scheduler.transfers_under_way() == 0
         })
@@ -316,7 +316,7 @@ async fn under_aborts() {
     assert!(figures(&engine).await.scheduler.aborted > 50);
 }
 
-/// The store, the device and the model itself fail at random.
+/// Runs with a store, a device and a model that fail at random.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_parts_that_fail_at_random() {
     let _turn = ONE_AT_A_TIME.lock().await;
@@ -342,7 +342,7 @@ async fn with_parts_that_fail_at_random() {
         ..L3Config::default()
     });
     let engine = Engine::start(config, model, Arc::new(device), Some(guarded)).unwrap();
-    // What fails is up to chance: it goes on until every tier was hit and every part has failed.
+    // Failures are random, so it runs until every tier had hits and every part has failed.
     const ROUNDS_MAX: usize = 12;
     for _ in 0..ROUNDS_MAX {
         let answered = check_together(&engine, 16, Some(8)).await;

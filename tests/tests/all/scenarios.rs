@@ -1,4 +1,4 @@
-//! Plays every script in `scenarios/` and compares the trace with the snapshot beside it.
+//! Runs every script in `scenarios/` and compares its trace with the snapshot.
 
 #[test]
 fn scenarios() {

@@ -1,11 +1,12 @@
-//! The simulator in small: a few worlds, a few planted bugs, and every story ever saved. The long
-//! runs are commands of their own; see `simulate --help`.
+//! A small run of the simulator: a few worlds, a few planted bugs, and all saved lists of actions.
+//! Long runs are separate commands; see `simulate --help`.
 
 use std::path::{Path, PathBuf};
 
 use terrace_cache::planted::{Bug, plant};
 use terrace_tests::sim::{
-    Fate, FaultCounts, FaultKind, decode, live, read_story, replay_actions, shrink, write_story,
+    FaultCounts, FaultKind, RunOptions, decode, read_story, replay_actions, run_world, shrink,
+    write_story,
 };
 
 fn folder(name: &str) -> PathBuf {
@@ -27,10 +28,10 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn nothing_that_must_never_happen_happens_and_every_fault_does() {
+fn worlds_have_no_violation_and_all_faults_occur() {
     let mut faults = FaultCounts::default();
     for seed in 0..300 {
-        let life = live(Fate::of(seed, 400));
+        let life = run_world(RunOptions::of(seed, 400));
         assert_eq!(life.violation, None, "seed {seed}");
         faults.add(&life.faults);
     }
@@ -39,62 +40,68 @@ fn nothing_that_must_never_happen_happens_and_every_fault_does() {
     }
 }
 
-/// Lives that once ended badly and did not shrink to a story worth keeping.
+/// Seeds that once caused a violation and could not be minimised.
 #[test]
-fn seeds_that_once_failed_live_well() {
+fn seeds_that_once_failed_pass() {
     let lives = [
-        // L3 was asked about a request that had been retracted.
+        // L3 was queried for a retracted request.
         (2_000_436, 1_000),
         (2_001_777, 1_200),
-        // It was the decodes' turn, the only one gave way, and nothing was computed at all.
+        // Only a decode could run, it was preempted, and nothing was computed.
         (2_002_760, 10_000),
-        // The last that computed gave way to those who only waited.
+        // The last computing request was preempted for waiting ones.
         (2_010_337, 10_000),
         (2_013_214, 10_000),
         // A write-back of no pages.
         (2_013_683, 10_000),
-        // L3 had a long prompt, and a burst of others had taken all of the host's share when it was told so.
+        // L3 had a long prompt, and a burst of others had taken the host's whole share when that
+        // was reported.
         (2_015_584, 400),
         (2_019_212, 400),
-        // The host lost a prompt page by page, more often than L3 was asked again.
+        // The host lost a prompt page by page, more often than L3 was queried again.
         (2_033_516, 400),
-        // L3 had nothing when it was asked, and had been given all of it when the request had its turn.
+        // L3 had nothing when it was queried, and all of it when the request was scheduled.
         (2_016_156, 4_000),
         (3_036_508, 4_000),
-        // Steps read load-backs while the host's memory went bad.
+        // Steps read load-backs whose host pages were invalid.
         (6_003_930, 4_000),
         (6_005_165, 4_000),
-        // A step was planned behind one whose report was held, and told of a failure.
+        // A step was planned behind one whose report was delayed, and which had failed.
         (6_005_038, 4_000),
-        // Who reads nothing was retracted, and what was kept for it stood in its way.
+        // A request that reads no tier was retracted, and its saved pages blocked it.
         (8_016_028, 4_000),
-        // A prompt ended within a passage, and what stands on its last page was lost on the way to the host.
+        // A prompt ended within a passage, and its last page was lost on the way to the host.
         (6_002_207, 4_000),
-        // Somebody failed in a step whose report was held, and was asked for a result of the step behind it.
+        // A request failed in a step whose report was delayed, and a result of the step behind it
+        // was expected.
         (6_027_674, 4_000),
     ];
     for (seed, steps) in lives {
-        assert_eq!(live(Fate::of(seed, steps)).violation, None, "seed {seed}");
+        assert_eq!(run_world(RunOptions::of(seed, steps)).violation, None, "seed {seed}");
     }
 }
 
 #[test]
-fn the_same_seed_gives_the_same_life() {
+fn same_seed_gives_the_same_run() {
     for seed in 1000..1010 {
-        let (first, second) = (live(Fate::of(seed, 300)), live(Fate::of(seed, 300)));
+        let (first, second) =
+            (run_world(RunOptions::of(seed, 300)), run_world(RunOptions::of(seed, 300)));
         assert_eq!(first.fingerprint, second.fingerprint, "seed {seed}");
         assert_eq!(first.actions, second.actions, "seed {seed}");
     }
-    assert_ne!(live(Fate::of(1, 300)).fingerprint, live(Fate::of(2, 300)).fingerprint);
+    assert_ne!(
+        run_world(RunOptions::of(1, 300)).fingerprint,
+        run_world(RunOptions::of(2, 300)).fingerprint
+    );
 }
 
 #[test]
-fn planted_bugs_are_caught_and_their_stories_shrink() {
+fn planted_bugs_are_detected_and_minimised() {
     for bug in [Bug::SkipTokenCompare, Bug::PublishFailedTransfer, Bug::LosePagesOnCompletion] {
-        // Worlds that mean well, which one seed in four draws too, leave no story.
+        // Benign worlds, which one seed in four also runs, have no list of actions.
         let caught = (0..100_u64)
             .filter(|seed| !seed.is_multiple_of(4))
-            .map(|seed| live(Fate { bug: Some(bug), ..Fate::of(seed, 1000) }))
+            .map(|seed| run_world(RunOptions { bug: Some(bug), ..RunOptions::of(seed, 1000) }))
             .find(|life| life.violation.is_some());
         let life = caught.unwrap_or_else(|| panic!("{bug} was not caught"));
         let config = &life.swarm.config;
@@ -108,15 +115,15 @@ fn planted_bugs_are_caught_and_their_stories_shrink() {
 }
 
 #[test]
-fn a_story_survives_being_written_down() {
-    let life = live(Fate::of(7, 100));
+fn action_lists_round_trip() {
+    let life = run_world(RunOptions::of(7, 100));
     let text = write_story(&life.swarm.config, &life.actions);
     let (config, actions) = read_story(&text).expect("what was written");
     assert_eq!((config, actions), (life.swarm.config, life.actions));
 }
 
 #[test]
-fn saved_stories_end_well() {
+fn saved_action_lists_pass() {
     let stories = files(&folder("regressions"));
     assert!(stories.len() >= 30, "{} stories", stories.len());
     for path in stories {
@@ -127,7 +134,7 @@ fn saved_stories_end_well() {
 }
 
 #[test]
-fn what_the_fuzzer_found_ends_well() {
+fn fuzzer_findings_pass() {
     let corpus = files(&folder("../fuzz/corpus/scheduler"));
     assert!(corpus.len() >= 50, "{} inputs", corpus.len());
     for path in corpus {

@@ -1,4 +1,4 @@
-//! Terrace's own disk store, called as its engine calls it: pages of registered memory, in batches.
+//! Terrace's disk store, called as its engine calls it: pages of registered memory, in batches.
 
 use super::{BATCH, DEPTH, Pages, Store};
 use anyhow::{Context, Result};
@@ -13,21 +13,21 @@ use terrace_l3_disk::{DiskConfig, DiskStore};
 use tokio::{runtime::Runtime, task::JoinHandle};
 
 const NAMESPACE: PageKey = PageKey(1);
-/// Batches under way while writing: one is being filled while the other is written.
+/// Batches in flight while writing: one is filled while the other is written.
 const BATCHES: usize = 2;
 
-/// A store, and memory that it may read and write.
+/// A store, and registered memory.
 pub struct Terrace {
     runtime: Runtime,
     store: Arc<DiskStore>,
     arena: Arena,
-    /// The store may use the arena as long as this is there.
+    /// Keeps the arena registered.
     _registration: Registration,
     durable: bool,
 }
 
 impl Terrace {
-    /// Has as many slots as there are objects; nothing is evicted.
+    /// Opens a store with as many slots as there are objects; nothing is evicted.
     pub fn open(dir: &Path, pages: &Pages, durable: bool) -> Result<Self> {
         let slot_bytes = pages.object_bytes + 4096;
         let capacity_bytes = (pages.keys.len() * slot_bytes) as u64;

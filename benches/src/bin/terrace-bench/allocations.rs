@@ -1,9 +1,9 @@
-//! Counts the allocations of each thread of this program, for `terrace-bench`.
+//! A counting allocator with counters per thread, for `terrace-bench`.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-/// What a thread has allocated.
+/// Allocations of a thread.
 #[derive(Clone, Copy)]
 struct Allocated {
     allocations: u64,
@@ -11,17 +11,17 @@ struct Allocated {
 }
 
 thread_local! {
-    // Each thread counts for itself: everything that runs pays for this, and shared counters cost more
-    // than most of the allocations that they count.
+    // Counters are per thread: all code pays for them, and shared counters would cost more than
+    // most allocations.
     static ALLOCATED: Cell<Allocated> = const { Cell::new(Allocated { allocations: 0, bytes: 0 }) };
 }
 
-/// How many allocations this thread has made.
+/// Returns the number of allocations of this thread.
 pub(crate) fn count() -> u64 {
     ALLOCATED.get().allocations
 }
 
-/// How many bytes they were, given back or not.
+/// Returns the bytes allocated by this thread, freed or not.
 pub(crate) fn bytes() -> u64 {
     ALLOCATED.get().bytes
 }
@@ -38,14 +38,13 @@ struct Counting;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-// SAFETY: every call is handed on to the system's allocator with the very arguments it came with, so
-// what that one promises holds; counting touches nothing but numbers of the thread's own, which need
-// no allocation.
+// SAFETY: every call is forwarded to the system's allocator with the same arguments, so its
+// guarantees hold. Counting touches only thread-local numbers, which need no allocation.
 #[expect(unsafe_code, reason = "an allocator cannot be written without")]
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         note(layout.size());
-        // SAFETY: the caller keeps to the contract of `alloc`, which is the system's too.
+        // SAFETY: the caller meets the contract of `alloc`, which is also the system's.
         unsafe { System.alloc(layout) }
     }
 
@@ -56,7 +55,7 @@ unsafe impl GlobalAlloc for Counting {
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         note(size);
-        // SAFETY: as for `dealloc`, and the caller vouches for the size.
+        // SAFETY: as for `dealloc`, and the caller guarantees the size.
         unsafe { System.realloc(memory, layout, size) }
     }
 }

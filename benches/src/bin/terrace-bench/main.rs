@@ -271,7 +271,7 @@ enum Io {
     Threads,
 }
 
-/// An eviction policy by its name in configuration files.
+/// Parses an eviction policy by its name in configuration files.
 fn policy(name: &str) -> Result<EvictionKind, serde::de::value::Error> {
     EvictionKind::deserialize(name.into_deserializer())
 }
@@ -279,7 +279,7 @@ fn policy(name: &str) -> Result<EvictionKind, serde::de::value::Error> {
 fn main() -> ExitCode {
     match run(&Arguments::parse()) {
         Ok(output) => {
-            // Whoever reads may have read enough.
+            // The reader may have closed the pipe.
             let _ = std::io::stdout().write_all(output.as_bytes());
             ExitCode::SUCCESS
         }

@@ -1,17 +1,17 @@
-//! The figures of `terrace-bench scaling` as a picture.
+//! A plot of the results of `terrace-bench scaling`.
 
 use terrace_bench::{Cost, ScalingFigures, Sweep};
 use terrace_replay::chart::{Chart, HUES, Layer, Mark, Panel, Scale, milliseconds_tick, picture};
 
 use crate::scaling::short;
 
-/// Draws all figures as an SVG.
+/// Renders all figures as an SVG.
 pub(super) fn svg(figures: &ScalingFigures) -> String {
     let panels: Vec<Panel> = figures.sweeps.iter().map(panel).collect();
     picture(&panels)
 }
 
-/// Lines over two logarithmic axes, with their growth in the legend.
+/// Creates a plot with two logarithmic axes and the growth in the legend.
 fn panel(sweep: &Sweep) -> Panel {
     let Sweep { dimension, sizes, costs } = sweep;
     let (least_ms, most_ms) = decades(costs);
@@ -42,7 +42,7 @@ fn panel(sweep: &Sweep) -> Panel {
     }
 }
 
-/// What grows as fast as the size, from the corner to where it leaves the panel.
+/// Returns a line of proportional growth, from the corner to the edge of the plot.
 fn proportional(sizes: &[u64], least_ms: f64, most_ms: f64) -> Option<Layer> {
     let (first, last) = (*sizes.first()? as f64, *sizes.last()? as f64);
     let factor = (last / first).min(most_ms / least_ms);
@@ -50,12 +50,12 @@ fn proportional(sizes: &[u64], least_ms: f64, most_ms: f64) -> Option<Layer> {
     Some(Layer::new("linear growth", "quiet", Mark::Limit(line)))
 }
 
-/// Times are in a unit, or in a unit a page.
+/// Returns the factor from a unit of time, or of time per page, to milliseconds.
 fn ms_per(unit: &str) -> f64 {
     if unit.starts_with("us") { 1e-3 } else { 1e-6 }
 }
 
-/// The powers of ten between which all times are, in milliseconds.
+/// Returns the range of powers of ten that contains all times, in milliseconds.
 fn decades(costs: &[Cost]) -> (f64, f64) {
     let times =
         costs.iter().flat_map(|cost| cost.times.iter().map(|time| time * ms_per(cost.unit)));
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sweep_is_drawn_with_its_growth() {
+    fn plot_shows_growth() {
         let cost = |name, unit, times: [f64; 2]| Cost {
             name,
             unit,
@@ -87,7 +87,8 @@ mod tests {
         {
             assert!(svg.contains(&format!(">{text}<")), "{text} in {svg}");
         }
-        // The corners of the plot: the least power of ten below the first size, and the most above the last.
+        // The corners of the plot: the power of ten below the first size and the one above the
+        // last.
         assert!(svg.contains("M72.0 200.0L418.0 "), "{svg}");
     }
 }

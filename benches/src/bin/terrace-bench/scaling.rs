@@ -1,4 +1,4 @@
-//! What `terrace-bench scaling` prints.
+//! Text output of `terrace-bench scaling`.
 
 use std::fmt::Write;
 
@@ -8,7 +8,7 @@ use terrace_replay::Size;
 const NAME_WIDTH: usize = 58;
 const FIGURE_WIDTH: usize = 8;
 
-/// The figures as tables, one for each thing that grows and one for the full pool.
+/// Formats the figures as tables, one for each dimension and one for the full pool.
 pub(super) fn text(figures: &ScalingFigures) -> String {
     let mut text = String::new();
     for sweep in &figures.sweeps {
@@ -76,7 +76,7 @@ fn pool_text(pool: &FullPoolFigures, text: &mut String) {
     );
 }
 
-/// Three digits that matter.
+/// Formats three significant digits.
 fn digits(value: f64) -> String {
     match value {
         100.0.. => format!("{value:.0}"),
@@ -85,7 +85,7 @@ fn digits(value: f64) -> String {
     }
 }
 
-/// 4096 as it is, 16384 as 16 Ki, 1000000 as 1 M.
+/// Formats a size: 4096 as it is, 16384 as 16 Ki, 1000000 as 1 M.
 pub(super) fn short(size: u64) -> String {
     match size {
         _ if size >= 1_000_000 && size.is_multiple_of(1_000_000) => {

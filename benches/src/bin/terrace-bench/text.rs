@@ -1,4 +1,4 @@
-//! Figures as people read them.
+//! Human-readable output.
 
 use terrace_bench::{
     CacheFigures, Distribution, FeaturesFigures, GapFigures, KeyCost, KeysFigures, L3Figures,
@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_have_the_unit_that_fits() {
+    fn times_use_a_suitable_unit() {
         let spread = |samples_ns| spread(&Distribution::of(samples_ns));
         let text = spread((1..=1000).map(|n| n * 1000).collect());
         assert_eq!(text, "mean 500 µs, p50 500 µs, p99 990 µs, max 1.00 ms");

@@ -1,5 +1,5 @@
-//! A few fixed tokens that are computed when a model starts. The digest of their bits is part of the fingerprint:
-//! servers that round otherwise, for whatever reason, do not use each other's pages.
+//! A few fixed tokens that are computed when a model starts. The digest of their bits is part of
+//! the fingerprint, so servers that round differently do not share pages.
 
 #![allow(unsafe_code)]
 
@@ -16,15 +16,16 @@ use crate::error::CudaError;
 use crate::model::forward::{LOGITS_ROWS, rounded};
 use crate::model::plain::{self, NOWHERE};
 
-/// Tokens whose bits the digest is made of.
+/// Number of tokens in the digest.
 const TOKENS: usize = 64;
-/// Numbers of tokens that are computed at once besides: by kernels for few rows, and by cuBLASLt with algorithms that
-/// were chosen by time and, with more than 1,024, that were not.
+/// Numbers of tokens that are also computed at once: by kernels for few rows, and by cuBLASLt with
+/// timed algorithms and, above 1,024, with untimed ones.
 const COUNTS: [usize; 7] = [1, 8, 80, 256, 320, 1024, 1088];
 
 impl Running {
-    /// Computes the tokens and returns the digest of their KV and logits. It is the same however large steps and tiers
-    /// are. If bits depend on how many tokens are computed at once, this is logged and changes the digest.
+    /// Computes the tokens and returns the digest of their KV and logits. It does not depend on the
+    /// sizes of steps and tiers. If bits depend on how many tokens are computed at once, this is
+    /// logged and changes the digest.
     pub(in crate::model) fn probe(&mut self, limits: StepLimits) -> Result<u64, CudaError> {
         let device_tokens = self.memory.pages() as usize * limits.page_size as usize;
         let positions_max = self.forward.shape.positions_max as usize;
@@ -33,7 +34,7 @@ impl Running {
         let reference = self.bits(0..compared, compared)?;
         let mut others = Vec::new();
         for count in COUNTS.into_iter().filter(|count| *count <= room) {
-            // Fewer are the last of them, behind KV that is there.
+            // Smaller numbers take the last tokens, behind existing KV.
             let first = compared.saturating_sub(count);
             let bits = self.bits(first..first + count, compared - first)?;
             if bits != reference[first..] {
@@ -42,7 +43,7 @@ impl Running {
         }
         let used = room.min(COUNTS[COUNTS.len() - 1]).div_ceil(limits.page_size as usize);
         let (base, bytes) = (self.memory.base().0, used * self.memory.page_bytes());
-        // SAFETY: so many pages there are, and no step is under way.
+        // SAFETY: the pages exist, and no step is in flight.
         let cleared = unsafe { result::memset_d8_async(base, 0, bytes, self.forward.stream.raw()) };
         call("cuMemsetD8Async", cleared)?;
         self.driver.drain(self.forward.stream)?;
@@ -56,7 +57,8 @@ impl Running {
         Ok(digest(&reference, &others))
     }
 
-    /// Computes the tokens of some positions at once. Returns the bits of the first `count` of them.
+    /// Computes the tokens of some positions at once, and returns the bits of the first `count` of
+    /// them.
     fn bits(&mut self, positions: Range<usize>, count: usize) -> Result<Vec<u64>, CudaError> {
         let (start, end) = (positions.start, positions.start + count);
         self.compute(positions)?;
@@ -72,14 +74,14 @@ impl Running {
         for (bytes, at) in
             [(&mut kv, self.memory.base()), (&mut logits, self.forward.buffers().logits.at())]
         {
-            // SAFETY: so many pages and rows of logits were computed.
+            // SAFETY: that many pages and rows of logits were computed.
             call("cuMemcpyDtoH", unsafe { result::memcpy_dtoh_sync(bytes, at.0) })?;
         }
         let rows = logits.chunks_exact(row_bytes);
         Ok((start..end).zip(rows).map(|(position, row)| pages.bits(&kv, position, row)).collect())
     }
 
-    /// Computes the tokens of some positions, and the logits behind as many as there is room for.
+    /// Computes the tokens of some positions, and as many logits as there is room for.
     fn compute(&mut self, positions: Range<usize>) -> Result<(), CudaError> {
         let vocabulary = self.forward.shape.vocabulary;
         let tokens: Vec<Token> = positions.clone().map(|at| token(at, vocabulary)).collect();
@@ -99,13 +101,13 @@ impl Running {
     }
 }
 
-/// The token at a position: any that the model has.
+/// Returns the token at a position: any of the vocabulary.
 fn token(position: usize, vocabulary: usize) -> Token {
     let mixed = (position as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     (mixed % vocabulary as u64) as Token
 }
 
-/// Layout of the KV of tokens in pages: blocks of as many bytes for each token of the page.
+/// Layout of KV in pages: blocks of equally many bytes for each token of the page.
 struct Pages {
     page_size: usize,
     page_bytes: usize,
@@ -113,7 +115,7 @@ struct Pages {
 }
 
 impl Pages {
-    /// A checksum of the KV of a token and its logits.
+    /// Returns a checksum of a token's KV and logits.
     fn bits(&self, kv: &[u8], position: usize, logits: &[u8]) -> u64 {
         let page = &kv[position / self.page_size * self.page_bytes..][..self.page_bytes];
         let within = position % self.page_size * self.token_bytes;
@@ -126,7 +128,7 @@ impl Pages {
     }
 }
 
-/// Of the bits of tokens, and of those that came out otherwise among so many.
+/// Returns the digest of the tokens' bits, and of those that differed with other numbers of tokens.
 fn digest(reference: &[u64], others: &[(usize, Vec<u64>)]) -> u64 {
     let mut numbers = reference.to_vec();
     for (count, bits) in others {
@@ -144,7 +146,7 @@ mod tests {
     const TOKEN_BYTES: usize = 8;
     const BLOCKS: usize = 6;
 
-    /// Pages that hold a byte for each token and block.
+    /// Creates pages with one byte for each token and block.
     fn kv(page_size: usize, tokens: usize) -> (Pages, Vec<u8>) {
         let page_bytes = page_size * TOKEN_BYTES * BLOCKS;
         let pages = Pages { page_size, page_bytes, token_bytes: TOKEN_BYTES };
@@ -168,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn bits_are_those_of_a_token_wherever_it_lies() {
+    fn bits_do_not_depend_on_page_positions() {
         let whole = all_bits(8, None);
         assert_eq!(all_bits(2, None), whole);
         assert_eq!(all_bits(16, None), whole);
@@ -182,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_digest_depends_on_every_bit_and_on_counts_that_disagree() {
+    fn digest_depends_on_every_bit_and_on_disagreements() {
         let reference = [1, 2, 3];
         let usual = digest(&reference, &[]);
         assert_eq!(digest(&reference, &[]), usual);
@@ -193,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn probed_tokens_are_known_to_every_model() {
+    fn probed_tokens_are_in_every_vocabulary() {
         assert!((0..2000).all(|position| token(position, 258) < 258));
         let some: std::collections::BTreeSet<_> = (0..64).map(|it| token(it, 128_256)).collect();
         assert_eq!(some.len(), 64);

@@ -1,4 +1,5 @@
-//! Hopper's own kernels find what the others find, to the bit, in pages whose ends hold what is no number.
+//! Hopper's kernels give the same results as the others, to the bit, with NaN behind the end of
+//! sequences in their pages.
 
 use super::{Apart, FEW_ROWS, LAYER, ROWS, SPOILT, Scene, Span, TILE, WHOLE, parts_of};
 use crate::library::{Arguments, Block, FEW_PLACES, Kernels};
@@ -28,7 +29,7 @@ impl Scene<'_> {
         self.kernels.try_launch("attend_on_hopper", blocks, block, arguments)
     }
 
-    /// What `attend_on_hopper` finds, in items of so many tokens.
+    /// Runs `attend_on_hopper` on items of at most `tokens_max` tokens.
     fn attend_on_hopper(&self, spans: &[Span], tokens_max: usize) -> Result<Vec<u16>, String> {
         let parts = parts_of(spans, tokens_max);
         let items: Vec<_> = parts.iter().map(|part| part.item(0..part.end(), WHOLE)).collect();
@@ -37,7 +38,7 @@ impl Scene<'_> {
         Ok(found)
     }
 
-    /// What it finds in segments by themselves, and `join` makes of that.
+    /// Runs it on separate segments, and `join`.
     fn attend_apart_on_hopper(&self, spans: &[Span], tokens_max: usize) -> Vec<u16> {
         let parts = parts_of(spans, tokens_max);
         let apart = Apart::new(&parts, (ROWS / FEW_ROWS) as u32, self.sizes);
@@ -47,7 +48,7 @@ impl Scene<'_> {
         found
     }
 
-    /// What `attend_few_on_hopper` and `join` find.
+    /// Runs `attend_few_on_hopper` and `join`.
     fn attend_few_on_hopper(&self, spans: &[Span], blocks: usize) -> Result<Vec<u16>, String> {
         let apart = Apart::new(spans, 1, self.sizes);
         let (mut found, mut partials) = (self.nothing_found(), self.room_for(&apart));
@@ -64,7 +65,7 @@ impl Scene<'_> {
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn hopper_finds_what_others_find_to_the_bit() {
+fn hopper_attend_equals_attend_to_the_bit() {
     with_hopper_sizes(|kernels| {
         let most = ROWS / kernels.sizes.group;
         let spans =
@@ -85,7 +86,7 @@ fn hopper_finds_what_others_find_to_the_bit() {
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn hopper_finds_for_a_few_what_others_find_to_the_bit() {
+fn hopper_attend_few_equals_attend_few_to_the_bit() {
     with_hopper_sizes(|kernels| {
         let few = FEW_ROWS / kernels.sizes.group;
         let ends = [
@@ -110,7 +111,7 @@ fn hopper_finds_for_a_few_what_others_find_to_the_bit() {
     });
 }
 
-/// Tells whether `find` always finds what `others` find.
+/// Returns whether `find` gives the same results as `others`.
 fn is_found(
     kernels: &Kernels<'_>,
     spans: &[(usize, usize)],
@@ -125,9 +126,9 @@ fn is_found(
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn the_kernel_for_many_needs_its_barriers_and_fences() {
+fn hopper_attend_needs_its_barriers_and_fences() {
     const STATEMENTS: [Statement; 13] = [
-        ("", "show_barriers();"),
+        ("", "publish_barriers();"),
         ("wait_for_groups<0>();\n    ", "__syncthreads();"),
         ("if (lane == 0) ", "arrive_and_expect(barrier, TILE_BYTES);"),
         ("if (turn > 0) ", "wait(copies.empty + place * 8, (turn - 1) % 2);"),
@@ -135,16 +136,16 @@ fn the_kernel_for_many_needs_its_barriers_and_fences() {
         ("u32 at = tile * 2 + 1;\n        ", "wait(full + at % PLACES * 8, at / PLACES % 2);"),
         ("", "wait(full + last % PLACES * 8, last / PLACES % 2);"),
         ("", "clear_tail<128>(tiles_at + last % PLACES * TILE_BYTES, left, threadIdx.x % 128);"),
-        ("}\n    ", "show_to_products();"),
+        ("}\n    ", "publish_to_products();"),
         ("if (warp < 4) ", "meet<1, 128>();"),
         ("", "begin_products();"),
         ("", "wait_for_products<1>();"),
-        ("soften(tile + 1);\n            ", "wait_for_products<0>();"),
+        ("softmax_weights(tile + 1);\n            ", "wait_for_products<0>();"),
     ];
     assert_missed(&STATEMENTS, |kernels| {
         let most = ROWS / kernels.sizes.group;
         let others = |scene: &Scene<'_>| scene.attend(&scene.spans, most);
-        // The second ends with its last tile.
+        // The second sequence ends with its last tile.
         is_found(kernels, &[(5, 1), (448 - most, most)], others, |scene| {
             scene.attend_on_hopper(&scene.spans, most)
         })
@@ -153,19 +154,19 @@ fn the_kernel_for_many_needs_its_barriers_and_fences() {
 
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
-fn the_kernel_for_few_needs_its_barriers_and_fences() {
+fn hopper_attend_few_needs_its_barriers_and_fences() {
     const STATEMENTS: [Statement; 11] = [
-        ("", "show_barriers();"),
-        ("show_barriers();\n    }\n    ", "__syncthreads();"),
+        ("", "publish_barriers();"),
+        ("publish_barriers();\n    }\n    ", "__syncthreads();"),
         ("if (turn > 0) ", "wait(copies.empty + place * 8, (turn - 1) % 2);"),
         ("wait_for_groups<0>();\n        ", "meet();"),
         ("few.mask(scores, tile_start, highest_of);\n            ", "meet();"),
-        ("few.soften(scores, scale, highest_of, weights_at);\n            ", "meet();"),
+        ("few.softmax_weights(scores, scale, highest_of, weights_at);\n            ", "meet();"),
         ("", "clear_tail<128>(values_at, item.keys_end - tile_start, threadIdx.x);"),
         ("item.keys_end - tile_start, threadIdx.x);\n                ", "meet();"),
-        ("}\n    ", "show_to_products();"),
+        ("}\n    ", "publish_to_products();"),
         ("", "if (lane == 0) arrive(empty + place * 8);"),
-        ("few.tell_sums(sum_of);\n        ", "meet();"),
+        ("few.publish_sums(sum_of);\n        ", "meet();"),
     ];
     assert_missed(&STATEMENTS, |kernels| {
         let others = |scene: &Scene<'_>| scene.attend_few(&scene.spans, 5);

@@ -1,4 +1,4 @@
-//! What is known of keys: which the store is to be asked about, and what it has answered.
+//! Known states of keys: those to look up, and the store's answers.
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
@@ -15,14 +15,14 @@ use super::super::job::FAILED;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Answer {
-    /// The store has been asked, or will be in this step.
+    /// The lookup is in flight, or is part of this step.
     Asked,
     Hit,
     Miss,
 }
 
-/// Stands for a key. Two keys of one hash, which nobody is likely to see, share an answer; whoever believes it has a
-/// chunk computed that the store has, or reads one that it has not, which is then computed too.
+/// Hash of a key. On the unlikely collision of two keys, which share an answer, the engine computes
+/// a chunk that is stored, or fails to read one that is not and then computes it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct KeyHash(u64);
 
@@ -31,41 +31,42 @@ impl KeyHash {
     const NONE: Self = Self(0);
 }
 
-/// Where a key was asked about: the number of the question, and the key's place there.
+/// Place of a key: the number of its question, and its index there.
 #[derive(Clone, Copy)]
 struct Place {
-    /// Numbers begin anew after the largest.
+    /// Question numbers wrap around.
     question: u32,
     key: u32,
 }
 
-/// Answers about keys, and the keys that are new.
+/// Answers by key, and the new keys.
 pub(super) struct Known {
-    /// Where each key was asked about last, if that question is still there and knows it.
+    /// Latest place of each key, while that question is kept.
     places: HashTable<(KeyHash, Place)>,
-    /// Tenants may have a say in keys, and must not be able to crowd them.
+    /// Random seed: tenants may influence keys, and must not be able to force collisions.
     seed: u64,
     questions: Questions,
-    /// Where the next key is if lookups go on in the order of the last time.
+    /// Expected place of the next key, if lookups repeat in order.
     next: Place,
     keep: Duration,
-    /// How many questions the store has not answered.
+    /// Number of unanswered questions.
     open: Arc<AtomicUsize>,
 }
 
-/// Those that the store has been asked, in order, and the next one.
+/// Questions sent to the store, in order, and the next one.
 struct Questions {
-    /// The number of the first. It begins little before numbers begin anew, so that this is nothing rare.
+    /// Number of the first question. It starts just below the wrap-around, so that this is
+    /// exercised.
     first: u32,
     asked: VecDeque<Asked>,
-    /// How many keys all of `asked` have.
+    /// Total number of keys in `asked`.
     asked_keys: usize,
     fresh: Fresh,
 }
 
-/// A question that the store has been asked.
+/// A question that was sent to the store.
 struct Asked {
-    /// Of its keys; none of those that are to be asked about again.
+    /// Hashes of its keys; none for keys to be looked up again.
     hashes: Vec<KeyHash>,
     answers: Arc<Answers>,
 }
@@ -75,11 +76,11 @@ struct Asked {
 struct Fresh {
     keys: Keys,
     hashes: Vec<KeyHash>,
-    /// Those of its keys that are taken for misses, whatever the store says.
+    /// Indices of its keys that count as misses, whatever the store answers.
     missed: Vec<usize>,
 }
 
-/// So many places are never too many.
+/// Number of places up to which the table is never shrunk.
 const FEW: usize = 2048;
 
 impl Known {
@@ -111,7 +112,7 @@ impl Known {
         asked.map_or(Answer::Asked, |asked| asked.answers.get(place.key as usize))
     }
 
-    /// The next question, unless no key is new. Forgets what is too old to be believed.
+    /// Returns the next question, unless there is no new key. Drops expired answers.
     pub(super) fn ask(&mut self, now: Instant) -> Option<Question> {
         self.expire(now);
         let (keys, answers) = self.questions.ask()?;
@@ -119,7 +120,7 @@ impl Known {
         Some(Question { keys, answers, open: self.open.clone() })
     }
 
-    /// Takes a key for a miss until that is too old to be believed.
+    /// Marks a key as a miss until that expires.
     pub(super) fn miss(&mut self, key: &[u8]) {
         let place = self.find_or_ask(self.hash(key), key);
         let (index, key) = (self.questions.index(place), place.key as usize);
@@ -129,7 +130,7 @@ impl Known {
         }
     }
 
-    /// Has a key asked about again. If the store has been asked about it, then what it answers is not believed.
+    /// Makes a key be looked up again. An answer in flight is ignored.
     pub(super) fn forget(&mut self, key: &[u8]) {
         let hash = self.hash(key);
         let Some(&(_, place)) = self.places.find(hash.0, |(known, _)| *known == hash) else {
@@ -145,7 +146,7 @@ impl Known {
         }
     }
 
-    /// Whether there are questions that the store has not answered.
+    /// Returns whether questions are unanswered.
     pub(super) fn is_open(&self) -> bool {
         self.open.load(Ordering::Acquire) > 0
     }
@@ -178,7 +179,7 @@ impl Known {
 }
 
 impl Questions {
-    /// Adds a key to the next one.
+    /// Adds a key to the next question.
     fn add(&mut self, hash: KeyHash, key: &[u8]) -> Place {
         let question = self.first.wrapping_add(self.asked.len() as u32);
         let place = Place { question, key: self.fresh.hashes.len() as u32 };
@@ -187,12 +188,12 @@ impl Questions {
         place
     }
 
-    /// The next one is asked, unless no key is new.
+    /// Closes the next question, unless it has no keys.
     fn ask(&mut self) -> Option<(Keys, Arc<Answers>)> {
         if self.fresh.hashes.is_empty() {
             return None;
         }
-        // There is room for as many again.
+        // Room for the same number again.
         let room = Fresh {
             keys: self.fresh.keys.room_for_as_many(),
             hashes: Vec::with_capacity(self.fresh.hashes.len()),
@@ -206,7 +207,7 @@ impl Questions {
         Some((keys, answers))
     }
 
-    /// Forgets the first ones, as far as their answers are old.
+    /// Drops the first questions whose answers have expired.
     fn expire(&mut self, is_old: impl Fn(Instant) -> bool) {
         while let Some(asked) = self.asked.front()
             && asked.answers.since.get().is_some_and(|&since| is_old(since))
@@ -217,12 +218,14 @@ impl Questions {
         }
     }
 
-    /// Of which of `asked` it is a place; of the next one, if that has no such place.
+    /// Returns the index in `asked` of a place's question; `asked.len()` if it is the next one or
+    /// dropped.
     fn index(&self, place: Place) -> usize {
         place.question.wrapping_sub(self.first) as usize
     }
 
-    /// The hash of the key that is there. Places of questions that are forgotten have none, or that of another key.
+    /// Returns the hash of the key at a place. Places in dropped questions have none, or that of
+    /// another key.
     fn hash_at(&self, place: Place) -> Option<KeyHash> {
         let index = self.index(place);
         let hashes = match self.asked.get(index) {
@@ -234,10 +237,10 @@ impl Questions {
     }
 }
 
-/// What the store says of the keys of a question.
+/// The store's answers to a question.
 struct Answers {
     of_keys: Box<[AtomicU8]>,
-    /// When the last one was there.
+    /// Time of the last answer.
     since: OnceLock<Instant>,
 }
 
@@ -261,7 +264,7 @@ impl Answers {
         self.of_keys[key].store(answer as u8, Ordering::Relaxed);
     }
 
-    /// Takes an answer in, unless it is known already that the object could not be read.
+    /// Records an answer, unless the object is known to be unreadable.
     fn settle(&self, key: usize, answer: Answer) {
         let (asked, answer) = (Answer::Asked as u8, answer as u8);
         let place = &self.of_keys[key];
@@ -269,8 +272,8 @@ impl Answers {
     }
 }
 
-/// Keys that the store is asked about. One that is dropped has the rest of its keys taken for misses: a scheduler that
-/// is never answered would try again for ever.
+/// Keys to look up in the store. Dropping it marks the remaining keys as misses: without an answer
+/// a scheduler would retry for ever.
 pub(in crate::transfers) struct Question {
     pub(in crate::transfers) keys: Keys,
     answers: Arc<Answers>,
@@ -278,7 +281,8 @@ pub(in crate::transfers) struct Question {
 }
 
 impl Question {
-    /// Takes in what the store says, a code for each key. What it does not know is a miss: the engine computes it.
+    /// Records the store's answers, a code per key. Unknown counts as a miss: the engine computes
+    /// it.
     pub(in crate::transfers) fn answer(self, codes: &[u8]) {
         for (key, &code) in codes.iter().enumerate() {
             let answer = if matches!(code, 0 | FAILED) { Answer::Miss } else { Answer::Hit };

@@ -1,4 +1,4 @@
-//! What serving benchmarks write: lengths of requests, and when they began, if they tell.
+//! Output of serving benchmarks: lengths of requests, and start times if present.
 
 use std::io::BufRead;
 
@@ -17,15 +17,15 @@ struct Run {
     input_lens: Vec<u32>,
     #[serde(default)]
     output_lens: Vec<u32>,
-    /// In seconds; newer versions of vLLM tell.
+    /// Start times in seconds; written by newer versions of vLLM.
     start_times: Option<Vec<f64>>,
-    /// Requests a second, a number or `inf`.
+    /// Requests per second, a number or `inf`.
     request_rate: Option<Value>,
     #[serde(flatten)]
     more: serde_json::Map<String, Value>,
 }
 
-/// One run, however its lines are broken, or one run a line: their requests come one run after the other.
+/// Reads one run in any formatting, or one run per line; runs follow each other.
 pub(super) fn read(input: impl BufRead, sink: &mut Sink<'_>) -> Result<(), TraceError> {
     let mut dice = Dice::new(sink.options.seed);
     let mut begins_us = 0;
@@ -34,7 +34,7 @@ pub(super) fn read(input: impl BufRead, sink: &mut Sink<'_>) -> Result<(), Trace
         let run = match run {
             Ok(run) => run,
             Err(error) if error.is_io() => return Err(sink.input_error(error.into())),
-            // What follows cannot be found: a run has any number of lines.
+            // The remaining lines cannot be separated: a run has any number of lines.
             Err(error) => return sink.turn_down(number, error.to_string()),
         };
         sink.ignore(run.more.keys().map(String::as_str));
@@ -72,7 +72,8 @@ fn requests(run: &Run, dice: &mut Dice, begins_us: u64) -> Result<Vec<Length>, S
     Ok(lengths.map(request).filter(is_sound).collect())
 }
 
-/// Seconds from the first request of a run to each: as they are told, or drawn from the rate.
+/// Returns the seconds from the first request of a run to each: as recorded, or drawn from the
+/// rate.
 fn start_times(run: &Run, dice: &mut Dice) -> Result<Vec<f64>, String> {
     let count = run.input_lens.len();
     if let Some(times) = &run.start_times {
@@ -92,7 +93,7 @@ fn start_times(run: &Run, dice: &mut Dice) -> Result<Vec<f64>, String> {
     };
     let mut at_s = 0.0;
     let mut next = |place: usize| {
-        // Without a rate all begin at once, as in the benchmark.
+        // Without a rate all start at once, as in the benchmark.
         if place > 0 && rate.is_finite() {
             at_s += dice.exponential(1.0 / rate);
         }
@@ -106,7 +107,7 @@ mod tests {
     use super::super::tests::{import, lengths};
 
     #[test]
-    fn a_run_of_vllm_s_benchmark_is_traffic() {
+    fn imports_vllm_benchmarks() {
         let reading = import(
             "{\n \"date\": \"20250101\",\n \"request_rate\": 2.0,\n \"input_lens\": [10, 20, 30],\n \
              \"output_lens\": [5, 0, 7],\n \"start_times\": [100.5, 101.0, 102.5],\n \"ttfts\": [0.1]\n}",
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_of_sglang_s_benchmark_come_one_after_the_other() {
+    fn imports_sglang_benchmarks_in_sequence() {
         let run =
             "{\"request_rate\": 4, \"input_lens\": [8, 8, 8, 8], \"output_lens\": [2, 2, 2, 2]}\n";
         let trace = import(&run.repeat(50)).unwrap().trace;
@@ -131,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_without_details_says_what_to_do() {
+    fn error_without_details_states_the_remedy() {
         let refused = import("{\"request_rate\": 4, \"completed\": 100}").unwrap_err().to_string();
         assert!(refused.contains("--save-detailed"), "{refused}");
     }

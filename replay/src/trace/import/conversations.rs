@@ -1,4 +1,4 @@
-//! Conversations with their text: ShareGPT's, and messages as OpenAI's clients send them.
+//! Conversations with text: ShareGPT's, and OpenAI-style messages.
 
 use std::collections::HashMap;
 use std::io::BufRead;
@@ -10,54 +10,59 @@ use serde_json::{Map, Value};
 use super::super::TraceError;
 use super::{Conversation, Length, Sink, time};
 
-/// Tokens of an answer whose length nobody tells.
+/// Assumed tokens of an answer of unknown length.
 const ANSWER_TOKENS: u32 = 256;
-/// Who answers, by the names that are in use.
+/// Role names of the assistant.
 const ANSWERERS: [&str; 7] = ["assistant", "gpt", "chatgpt", "bing", "bard", "model", "claude"];
 
-/// Who says what.
-struct Said {
+/// A message: role and content.
+struct RoleMessage {
     role: String,
     content: String,
 }
 
-impl Said {
+impl RoleMessage {
     fn is_answer(&self) -> bool {
         ANSWERERS.contains(&self.role.as_str())
     }
 }
 
-/// Puts a conversation together, message by message.
-struct Talk {
+/// Builder of a conversation from messages.
+struct ConversationBuilder {
     conversation: Conversation,
-    /// Whether anybody has spoken since the last answer.
+    /// True if there was a message since the last answer.
     is_asked: bool,
 }
 
-impl Talk {
+impl ConversationBuilder {
     fn new(session: Option<u64>) -> Self {
         Self { conversation: Conversation { session, ..Conversation::default() }, is_asked: false }
     }
 
-    /// What somebody says: an answer is a turn, whose prompt is everything before it.
-    fn say(&mut self, said: &Said, at_us: Option<u64>, sink: &Sink<'_>) -> Result<(), String> {
+    /// Adds a message: an answer completes a turn, whose prompt is everything before it.
+    fn add_message(
+        &mut self,
+        message_text: &RoleMessage,
+        at_us: Option<u64>,
+        sink: &Sink<'_>,
+    ) -> Result<(), String> {
         let tokens = &mut self.conversation.tokens;
-        // A mark says who speaks, as chat templates have it.
-        let mark = sink.tokens(&format!("<|{}|>\n", said.role))?;
-        let content = sink.tokens(&said.content)?;
+        // A marker of the role, as in chat templates.
+        let mark = sink.tokens(&format!("<|{}|>\n", message_text.role))?;
+        let content = sink.tokens(&message_text.content)?;
         tokens.extend(mark);
-        if said.is_answer() && self.is_asked {
+        if message_text.is_answer() && self.is_asked {
             let input_tokens = length(tokens.len())?;
             let output_tokens = length(content.len())?.max(1);
             self.conversation.turns.push(Length { at_us, input_tokens, output_tokens });
         }
         tokens.extend(content);
-        self.is_asked = !said.is_answer();
+        self.is_asked = !message_text.is_answer();
         Ok(())
     }
 
-    /// A request whose answer is not known but for its length.
-    fn ask(
+    /// Adds a request of whose answer only the length is known.
+    fn add_request(
         &mut self,
         at_us: Option<u64>,
         output_tokens: u32,
@@ -91,7 +96,7 @@ struct SharedMessage {
     value: String,
 }
 
-/// An array of conversations, or one a line. Each is a session.
+/// Reads an array of conversations, or one per line. Each is a session.
 pub(super) fn read_share_gpt(
     mut input: impl BufRead,
     sink: &mut Sink<'_>,
@@ -100,7 +105,7 @@ pub(super) fn read_share_gpt(
     let is_array = start.trim_ascii_start().starts_with(b"[");
     let mut json = serde_json::Deserializer::from_reader(input);
     let read = match is_array {
-        // One after the other: such files are larger than what is made of them.
+        // Streamed, because such files are larger than the resulting traces.
         true => serde::Deserializer::deserialize_seq(&mut json, Conversations(sink)),
         false => take_each(json.into_iter::<Value>(), sink),
     };
@@ -126,7 +131,7 @@ fn take_each(
     Ok(Ok(()))
 }
 
-/// An array that is not kept.
+/// An array that is streamed.
 struct Conversations<'s, 'a>(&'s mut Sink<'a>);
 
 impl<'de> Visitor<'de> for Conversations<'_, '_> {
@@ -159,17 +164,22 @@ impl<'de> DeserializeSeed<'de> for Anything {
 
 fn take_shared(number: u64, conversation: Value, sink: &mut Sink<'_>) -> Result<(), TraceError> {
     sink.line = number;
-    let talk = serde_json::from_value::<Shared>(conversation).map_err(|error| error.to_string());
-    let talk = talk.and_then(|shared| {
-        let mut talk = Talk::new(None);
+    let conversation =
+        serde_json::from_value::<Shared>(conversation).map_err(|error| error.to_string());
+    let conversation = conversation.and_then(|shared| {
+        let mut builder = ConversationBuilder::new(None);
         sink.ignore(shared.more.keys().map(String::as_str).filter(|name| *name != "id"));
         for message in shared.conversations {
-            talk.say(&Said { role: message.from, content: message.value }, None, sink)?;
+            builder.add_message(
+                &RoleMessage { role: message.from, content: message.value },
+                None,
+                sink,
+            )?;
         }
-        Ok(talk.conversation)
+        Ok(builder.conversation)
     });
-    match talk {
-        // Some are without an answer: there is nothing to ask for.
+    match conversation {
+        // Some conversations have no answer, and thus no request.
         Ok(conversation) if conversation.turns.is_empty() => sink.skipped_lines += 1,
         Ok(conversation) => sink.push(conversation),
         Err(problem) => sink.turn_down(number, problem)?,
@@ -179,7 +189,7 @@ fn take_shared(number: u64, conversation: Value, sink: &mut Sink<'_>) -> Result<
 
 // ---- OpenAI ----
 
-/// A request or a conversation, as it is or as a line of a batch file.
+/// A request or a conversation, plain or as a line of a batch file.
 #[derive(Deserialize)]
 struct Line {
     messages: Option<Vec<Message>>,
@@ -216,8 +226,8 @@ struct Message {
 }
 
 impl Message {
-    /// What is said, the text of its parts.
-    fn said(self) -> Said {
+    /// Returns the text of the message's parts.
+    fn message_text(self) -> RoleMessage {
         let content = match self.content {
             Some(Value::String(text)) => text,
             Some(Value::Array(parts)) => {
@@ -226,15 +236,15 @@ impl Message {
             }
             _ => String::new(),
         };
-        Said { role: self.role, content }
+        RoleMessage { role: self.role, content }
     }
 }
 
-/// One request or conversation a line. Where the messages end with an answer, each answer is a turn;
-/// otherwise it is one request. Lines of one session are turns of it.
+/// Reads one request or conversation per line. If the messages end with an answer, each answer is a
+/// turn; otherwise the line is one request. Lines with the same session id are turns of it.
 pub(super) fn read_open_ai(input: impl BufRead, sink: &mut Sink<'_>) -> Result<(), TraceError> {
     let mut sessions: HashMap<String, u64> = HashMap::new();
-    // The conversation that a session is at.
+    // The current conversation of each session.
     let mut latest: HashMap<u64, usize> = HashMap::new();
     for (number, line) in (1..).zip(input.lines()) {
         let line = line.map_err(|error| sink.input_error(error))?;
@@ -286,27 +296,31 @@ fn conversation(
         *sessions.entry(name).or_insert(next)
     });
     let limit = line.max_tokens.or(line.body.as_ref().and_then(|body| body.max_tokens));
-    let told = line.output_tokens.or(line.usage.and_then(|usage| usage.completion_tokens));
+    let given = line.output_tokens.or(line.usage.and_then(|usage| usage.completion_tokens));
     let messages = line.messages.or(line.body.map(|body| body.messages));
-    let messages: Vec<Said> =
-        messages.ok_or("no messages")?.into_iter().map(Message::said).collect();
-    let mut talk = Talk::new(session);
-    if messages.last().is_some_and(Said::is_answer) {
-        for said in &messages {
-            talk.say(said, at_us.filter(|_| talk.conversation.turns.is_empty()), sink)?;
+    let messages: Vec<RoleMessage> =
+        messages.ok_or("no messages")?.into_iter().map(Message::message_text).collect();
+    let mut builder = ConversationBuilder::new(session);
+    if messages.last().is_some_and(RoleMessage::is_answer) {
+        for message_text in &messages {
+            builder.add_message(
+                message_text,
+                at_us.filter(|_| builder.conversation.turns.is_empty()),
+                sink,
+            )?;
         }
     } else {
-        for said in &messages {
-            talk.say(said, None, sink)?;
+        for message_text in &messages {
+            builder.add_message(message_text, None, sink)?;
         }
-        // What was said before is context: only the last is asked for.
-        talk.conversation.turns.clear();
-        let answer_tokens = told.or(limit).unwrap_or(ANSWER_TOKENS);
-        talk.ask(at_us, answer_tokens, sink)?;
+        // Earlier messages are context: only the last answer is requested.
+        builder.conversation.turns.clear();
+        let answer_tokens = given.or(limit).unwrap_or(ANSWER_TOKENS);
+        builder.add_request(at_us, answer_tokens, sink)?;
     }
-    match talk.conversation.turns.is_empty() {
+    match builder.conversation.turns.is_empty() {
         true => Err("there is no user message before the response".to_owned()),
-        false => Ok(talk.conversation),
+        false => Ok(builder.conversation),
     }
 }
 
@@ -317,7 +331,7 @@ mod tests {
     use crate::trace::{ImportOptions, Trace};
 
     #[test]
-    fn shared_conversations_are_sessions_whose_answers_are_reused() {
+    fn imports_share_gpt_as_sessions() {
         let one = r#"{"id": "a", "lang": "en", "conversations": [
             {"from": "human", "value": "What is a page, and why does it have sixteen tokens?"},
             {"from": "gpt", "value": "A page is what a cache keeps: consecutive tokens and their keys and values."},
@@ -335,17 +349,17 @@ mod tests {
                 reading.ignored
             );
             let found = lengths(&reading.trace);
-            // Marks of 3 and 2 tokens, and a quarter of the letters.
+            // Markers of 3 and 2 tokens, and a quarter of the characters.
             assert_eq!(found, [(3 + 13 + 2, 19), (18 + 19 + 3 + 3 + 2, 6)]);
             let trace = &reading.trace;
             assert!(trace.has_sessions());
-            // The answer but for its last token, in whole pages.
+            // The answer without its last token, in whole pages.
             assert_eq!(trace.ceiling(4).by_request, [0, (18 + 19 - 1) / 4 * 4]);
         }
     }
 
     #[test]
-    fn requests_of_a_session_may_be_lines_of_their_own() {
+    fn lines_of_a_session_are_linked() {
         let messages = |more: &str| {
             format!("{{\"role\": \"user\", \"content\": \"Tell me a long story.\"}}{more}")
         };
@@ -370,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tokenizer_may_be_given_and_bad_lines_are_named() {
+    fn uses_a_tokenizer_and_names_invalid_lines() {
         let bytes = |text: &str| Ok(text.bytes().map(u32::from).collect());
         let options = ImportOptions { tokenise: Some(&bytes), ..ImportOptions::default() };
         let line = "{\"messages\": [{\"role\": \"user\", \"content\": \"abc\"}]}";

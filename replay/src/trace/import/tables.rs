@@ -1,5 +1,6 @@
-//! Tables of lengths: Azure's and BurstGPT's. Prompts are not in them, so nothing is shared, except
-//! within BurstGPT's sessions, whose prompts contain what was said before if they grow by enough.
+//! Tables of lengths: Azure's and BurstGPT's. They have no prompts, so nothing is shared, except
+//! within BurstGPT's sessions: a prompt that is long enough is assumed to contain the earlier
+//! exchange.
 
 use std::collections::HashMap;
 use std::io::BufRead;
@@ -7,13 +8,13 @@ use std::io::BufRead;
 use super::super::TraceError;
 use super::{Conversation, Length, Sink, time};
 
-/// A table's first line, and where its columns are.
+/// Header of a table: the places of its columns.
 struct Columns {
     names: Vec<String>,
 }
 
 impl Columns {
-    /// Reads the first line, and notes which columns nothing is made of.
+    /// Reads the header, and records ignored columns.
     fn read(
         input: &mut impl BufRead,
         used: &[&str],
@@ -33,7 +34,7 @@ impl Columns {
         self.names.iter().position(|other| other.eq_ignore_ascii_case(name))
     }
 
-    /// The place of a column that must be there.
+    /// Returns the place of a required column.
     fn needed(&self, name: &str, sink: &mut Sink<'_>) -> Result<usize, TraceError> {
         match self.find(name) {
             Some(place) => Ok(place),
@@ -47,7 +48,7 @@ impl Columns {
     }
 }
 
-/// The cells of a line; quotes keep commas within a cell.
+/// Splits a line into cells; commas may be quoted.
 fn cells(line: &str) -> Vec<String> {
     let mut cells = vec![String::new()];
     let mut is_quoted = false;
@@ -76,7 +77,7 @@ fn moment(row: &[String], place: usize) -> Result<u64, String> {
     time::microseconds(text).ok_or_else(|| format!("{text:?} is not a time"))
 }
 
-/// Hands each further line to `take`, and says which are not understood.
+/// Passes each further line to `take`, and records invalid ones.
 fn rows(
     input: impl BufRead,
     sink: &mut Sink<'_>,
@@ -95,7 +96,7 @@ fn rows(
     Ok(())
 }
 
-/// One request a line: when it came, and the tokens of prompt and answer.
+/// Reads one request per line: arrival time, and tokens of prompt and answer.
 pub(super) fn read_azure(mut input: impl BufRead, sink: &mut Sink<'_>) -> Result<(), TraceError> {
     let used = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"];
     let columns = Columns::read(&mut input, &used, sink)?;
@@ -117,7 +118,8 @@ pub(super) fn read_azure(mut input: impl BufRead, sink: &mut Sink<'_>) -> Result
     })
 }
 
-/// One request a line; some versions have sessions. Requests without an answer failed, and are skipped.
+/// Reads one request per line; some versions have sessions. Requests without an answer failed and
+/// are skipped.
 pub(super) fn read_burst_gpt(
     mut input: impl BufRead,
     sink: &mut Sink<'_>,
@@ -129,7 +131,7 @@ pub(super) fn read_burst_gpt(
     let response = columns.needed("Response tokens", sink)?;
     let session = columns.find("Session ID");
     let mut sessions: HashMap<String, u64> = HashMap::new();
-    // The conversation that a session is at, and how long it is with its latest answer.
+    // The current conversation of a session, and its length with its latest answer.
     let mut latest: HashMap<u64, (usize, u32)> = HashMap::new();
     rows(input, sink, |row, sink| {
         let turn = Length {
@@ -169,7 +171,7 @@ mod tests {
     use super::super::tests::{import, lengths};
 
     #[test]
-    fn azure_s_requests_have_times_and_lengths() {
+    fn imports_azure() {
         let reading = import(
             "TIMESTAMP,ContextTokens,GeneratedTokens,Region\n\
              2023-11-16 18:15:46.6805900,374,44,x\n\
@@ -179,11 +181,11 @@ mod tests {
         assert_eq!(lengths(&reading.trace), [(374, 44), (396, 109)]);
         assert_eq!(reading.trace.requests()[1].arrival_us, 4_314_579);
         assert_eq!(reading.ignored, ["Region"]);
-        assert_eq!(reading.trace.ceiling(16).reusable_tokens, 0, "nobody shares anything");
+        assert_eq!(reading.trace.ceiling(16).reusable_tokens, 0, "no prompt shares a prefix");
     }
 
     #[test]
-    fn a_missing_column_and_a_bad_line_are_named() {
+    fn errors_name_columns_and_lines() {
         let refused = |text: &str| import(text).unwrap_err().to_string();
         let missing = refused("TIMESTAMP,ContextTokens,Tokens\n1,2,3\n");
         assert!(missing.contains("no column \"GeneratedTokens\", only TIMESTAMP"), "{missing}");
@@ -194,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn burst_gpt_s_sessions_go_on_where_prompts_grow() {
+    fn imports_burst_gpt_sessions() {
         let reading = import(
             "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n\
              5,a,1.2,ChatGPT,100,50,150,Conversation log\n\
@@ -205,7 +207,7 @@ mod tests {
         .unwrap();
         assert_eq!(lengths(&reading.trace), [(100, 50), (200, 50), (40, 10)]);
         assert_eq!((reading.skipped_lines, reading.ignored.len()), (1, 4));
-        // The second prompt has all of the first exchange in it; the third begins anew.
+        // The second prompt contains the whole first exchange; the third starts anew.
         assert_eq!(reading.trace.ceiling(1).by_request, [0, 149, 0]);
         assert!(reading.trace.has_sessions());
     }

@@ -1,10 +1,10 @@
-//! Text without a tokenizer, and blocks of tokens.
+//! Tokens and blocks of text, without a tokenizer.
 
-/// Letters of a token where there is no tokenizer.
+/// Characters per token.
 const LETTERS: usize = 4;
 
-/// Tokens of four letters each: their number is about what tokenizers make of English, and texts that
-/// begin alike have tokens that begin alike.
+/// Makes tokens of four characters each. Their number is about that of real tokenizers for English,
+/// and texts with a common prefix have tokens with a common prefix.
 pub(super) fn tokens_by_length(text: &str) -> Vec<u32> {
     let letters: Vec<char> = text.chars().collect();
     let token = |piece: &[char]| {
@@ -14,7 +14,7 @@ pub(super) fn tokens_by_length(text: &str) -> Vec<u32> {
     letters.chunks(LETTERS).map(token).collect()
 }
 
-/// An id for each block; equal tokens have equal ids.
+/// Returns an id for each block; equal tokens have equal ids.
 pub(super) fn block_ids(tokens: &[u32], block_tokens: u32) -> Vec<u64> {
     let id = |block: &[u32]| {
         block.iter().fold(block.len() as u64, |word, &token| mix(word, token.into()))
@@ -22,7 +22,7 @@ pub(super) fn block_ids(tokens: &[u32], block_tokens: u32) -> Vec<u64> {
     tokens.chunks(block_tokens as usize).map(id).collect()
 }
 
-/// A number that both decide, in every bit.
+/// Mixes two numbers.
 fn mix(word: u64, next: u64) -> u64 {
     let mut mixed = (word ^ next).wrapping_add(0x9E37_79B9_7F4A_7C15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_that_begin_alike_have_tokens_that_begin_alike() {
+    fn common_text_prefixes_give_common_tokens() {
         let [short, long] = ["Wie geht es", "Wie geht es Ihnen?"].map(tokens_by_length);
         assert_eq!((short.len(), long.len()), (3, 5));
         assert_eq!(short[..2], long[..2]);

@@ -1,12 +1,12 @@
-//! Times as they are written.
+//! Parsing of times.
 
 use serde_json::Value;
 
-/// Numbers above this are milliseconds since 1970, those below seconds.
+/// Numbers from this on are milliseconds since 1970, smaller ones seconds.
 const MILLISECONDS_FROM: f64 = 1e11;
 
-/// Microseconds of a date and time like `2023-11-16 18:15:46.6805900`, with or without a zone, or of a
-/// number of seconds.
+/// Parses a date and time like `2023-11-16 18:15:46.6805900`, with or without a zone, or a number
+/// of seconds. Returns microseconds.
 pub(super) fn microseconds(text: &str) -> Option<u64> {
     let text = text.trim();
     if let Ok(number) = text.parse::<f64>() {
@@ -22,12 +22,13 @@ pub(super) fn microseconds(text: &str) -> Option<u64> {
     let seconds: f64 = clock.next().unwrap_or("0").parse().ok()?;
     let whole_s = days_since_1970(year, month, day) as f64 * 86_400.0;
     let since_1970 = whole_s + hours * 3600.0 + minutes * 60.0 - zone_s;
-    // Whole seconds and what is left are kept apart: a fraction of 1.7e9 has no room for microseconds.
+    // Whole seconds and the fraction are separate: a float of 1.7e9 seconds has no microsecond
+    // precision.
     (since_1970 >= 0.0 && (0.0..61.0).contains(&seconds))
         .then(|| since_1970 as u64 * 1_000_000 + (seconds * 1e6).round() as u64)
 }
 
-/// The same where JSON has it.
+/// Parses a JSON value.
 pub(super) fn of_json(value: &Value) -> Option<u64> {
     match value {
         Value::Number(number) => of_number(number.as_f64()?),
@@ -41,7 +42,7 @@ fn of_number(number: f64) -> Option<u64> {
     (0.0..1e14).contains(&number).then(|| (number * scale).round() as u64)
 }
 
-/// The clock without its zone, and how far that is ahead.
+/// Splits the time of day and the offset of its zone.
 fn zone(clock: &str) -> Option<(&str, f64)> {
     if let Some(clock) = clock.strip_suffix('Z') {
         return Some((clock, 0.0));
@@ -54,9 +55,9 @@ fn zone(clock: &str) -> Option<(&str, f64)> {
     Some((clock, sign * (hours * 3600.0 + minutes * 60.0)))
 }
 
-/// Days from the first of January 1970 in the calendar that is in use.
+/// Returns the days since 1 January 1970 in the Gregorian calendar.
 fn days_since_1970(year: i64, month: i64, day: i64) -> i64 {
-    // Years that begin in March have their odd day at the end.
+    // In years that start in March the leap day is the last day.
     let year = if month <= 2 { year - 1 } else { year };
     let (era, of_era) = (year.div_euclid(400), year.rem_euclid(400));
     let of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
@@ -68,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_what_they_say() {
+    fn parses_times() {
         assert_eq!(microseconds("1970-01-02 00:00:01.5"), Some(86_401_500_000));
         assert_eq!(microseconds("2023-11-16 18:15:46.6805900"), Some(1_700_158_546_680_590));
         assert_eq!(microseconds("2024-02-29T00:00:00.009930+00:00"), Some(1_709_164_800_009_930));

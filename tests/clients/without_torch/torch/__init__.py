@@ -1,6 +1,6 @@
-"""The little of torch that guidellm reads its prompts with: torch itself would be five gigabytes.
+"""The parts of torch with which guidellm reads its prompts: torch itself would be five gigabytes.
 
-Whatever else is asked of it does not exist, and says so.
+All other attributes raise an error.
 """
 
 from . import utils  # noqa: F401

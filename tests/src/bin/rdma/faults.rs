@@ -1,4 +1,4 @@
-//! Reads that fail, and what becomes of their pages.
+//! Reads that fail, and the state of their pages afterwards.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use terrace_l3_nodes::rdma::{Link, RdmaError, RemotePage, RemoteRead};
 use super::pages::Pool;
 use super::reader::{Memory, Reader, failure, remote_page};
 
-/// Within this time a read has failed, whatever has become of the peer.
+/// Upper bound for the failure of a read, whatever happens to the peer.
 const BOUND: Duration = Duration::from_secs(40);
-/// When the trouble begins, after the read has.
+/// Delay between the start of a read and the fault.
 const TROUBLE_AFTER_MS: u64 = 500;
 
-/// A link that works: it reads a batch.
+/// Asserts that a link works: it reads a batch.
 async fn assert_all_is_well(reader: &Reader) {
     let (link, mut holder) = reader.link();
     let memory = reader.memory(Pool::Usual);
@@ -22,7 +22,7 @@ async fn assert_all_is_well(reader: &Reader) {
     memory.assert_right(link.read(reads).await.unwrap());
 }
 
-/// The peer refuses to have `page` read. The pages are given back, and the link is closed.
+/// Asserts that the peer refuses a read of `page`, the pages are returned, and the link is closed.
 async fn assert_refused(reader: &Reader, link: &Link, page: RemotePage) {
     let memory = reader.memory(Pool::Usual);
     let reads = memory.reads(&[page]);
@@ -60,7 +60,7 @@ pub(crate) async fn an_address_outside_the_region_is_refused(reader: Reader) {
     let (link, mut holder) = reader.link();
     let pages = holder.pages(Pool::Usual);
     let RemotePage { address, key } = pages[pages.len() - 1];
-    // All but the first byte lie behind the end.
+    // All bytes but the first are out of range.
     let address = address + Pool::Usual.page_bytes() as u64 - 1;
     assert_refused(&reader, &link, RemotePage { address, key }).await;
 }
@@ -80,8 +80,8 @@ pub(crate) async fn a_link_that_was_never_connected_says_so(reader: Reader) {
     assert_eq!(memory.lent(), 0);
 }
 
-/// Reads more than can be read before trouble comes. The pages stay on loan until the read has failed,
-/// which it does within a bounded time, and are given back then.
+/// Starts a read that takes longer than the fault delay. Asserts that the pages stay borrowed until
+/// the read fails, that it fails within the bound, and that they are returned then.
 async fn assert_fails_in_the_middle(memory: Memory, link: Arc<Link>, pages: Vec<RemotePage>) {
     let reads = memory.reads(&pages);
     let start = Instant::now();
@@ -127,7 +127,7 @@ pub(crate) async fn closing_gives_pages_back_at_once(reader: Reader) {
     for mut target in unread.targets {
         target.fill(0xDD);
     }
-    // What the peer has sent meanwhile finds nobody.
+    // Bytes that the peer sent meanwhile are dropped.
     tokio::time::sleep(Duration::from_secs(1)).await;
     for page in 0..Pool::Much.pages() {
         assert!(memory.arena.source(page).unwrap().iter().all(|byte| *byte == 0xDD));
@@ -143,7 +143,7 @@ pub(crate) async fn a_peer_that_closes_in_mid_read(reader: Reader) {
     assert_all_is_well(&reader).await;
 }
 
-/// The network is down until this is dropped.
+/// Disables the network until it is dropped.
 pub(crate) struct NetworkDown;
 
 impl NetworkDown {
@@ -181,6 +181,6 @@ pub(crate) async fn a_peer_that_loses_power_in_mid_read(reader: Reader) {
     let (memory, pages) = (reader.memory(Pool::Much), holder.pages(Pool::Much));
     holder.ask(&format!("vanish-after-ms {TROUBLE_AFTER_MS}"));
     assert_fails_in_the_middle(memory, Arc::new(link), pages).await;
-    // It starts again.
+    // The machine restarts.
     assert_all_is_well(&reader).await;
 }

@@ -1,4 +1,4 @@
-//! The machine whose pages are read. It does what it is told, a line at a time.
+//! The machine whose pages are read. It executes commands, one per line.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
@@ -30,7 +30,8 @@ pub(crate) async fn run(address: &str) {
         let arena = pool.arena();
         pool.fill(&arena);
         let region = device.register(&arena).expect("memory can be registered");
-        let sources = (0..pool.pages()).map(|page| arena.source(page).expect("nobody writes"));
+        let sources =
+            (0..pool.pages()).map(|page| arena.source(page).expect("the page has no writer"));
         (region, sources.collect())
     });
     let pools = pools.collect();
@@ -88,14 +89,14 @@ impl Holder {
                 });
                 found.collect::<Vec<_>>().join(" ")
             }
-            // A page whose registration ends before it can be read.
+            // A page whose registration ends before it is read.
             "forgotten" => {
                 let arena = Pool::Usual.arena();
                 let region = self.device.register(&arena).expect("memory can be registered");
                 let RemotePage { address, key } = region.page(&arena.source(0).expect("free"));
                 format!("{address}:{key}")
             }
-            // It ends by itself when it has been used once.
+            // It exits after one use.
             "ib_read_bw" => {
                 let mut program = servers::ib_read_bw(argument);
                 thread::spawn(move || program.status());
@@ -115,7 +116,7 @@ impl Holder {
                 let delay = Duration::from_millis(number());
                 thread::spawn(move || {
                     thread::sleep(delay);
-                    // The machine stops in the middle of whatever it does, as when its power goes.
+                    // The machine stops at once, as in a power failure.
                     std::fs::write("/proc/sysrq-trigger", "b").expect("it is a virtual machine");
                 });
                 "in time".to_owned()
@@ -125,7 +126,7 @@ impl Holder {
     }
 }
 
-/// A fresh node of some kind with so many slots of so many bytes. It ends with the connection.
+/// Starts a node of the given kind, slots and slot size. It ends with the connection.
 fn start_node(which: &str, nodes: &mut Vec<RunningNode>) -> String {
     let words: Vec<&str> = which.split(' ').collect();
     let [kind, slots, bytes] = words[..] else { panic!("the reader wants a node {which:?}") };

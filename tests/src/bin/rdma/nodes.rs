@@ -17,11 +17,11 @@ use super::reader::{Holder, Reader};
 
 const OBJECT_BYTES_MAX: usize = 10_001;
 const SLOTS: u64 = 16;
-/// Long enough for an emulated machine to put twice what fits.
+/// Long enough for an emulated machine to put twice the capacity.
 pub(crate) const LEASE_TTL_MS: u64 = 6_000;
 
 impl Reader {
-    /// A fresh node over there, which lasts as long as the connection to the holder.
+    /// Starts a node on the holder, which lasts as long as the connection.
     fn node(&self, slots: u64, object_bytes: usize) -> (NodesConfig, Holder) {
         self.node_of_kind("usual", slots, object_bytes)
     }
@@ -38,7 +38,7 @@ fn store(config: NodesConfig) -> NodesStore {
     NodesStore::new(config).expect("a configuration that works")
 }
 
-/// How much of a store's payload went by RDMA, and how much there was.
+/// Returns the bytes of a store's payload that went by RDMA, and all of them.
 fn traffic(store: &NodesStore) -> (u64, u64) {
     let direct = store.peers().iter().map(|node| node.direct_bytes).sum();
     let remote = store.stats().remote.expect("its nodes are remote");
@@ -78,7 +78,7 @@ pub(crate) async fn a_node_keeps_its_promises_by_rdma(reader: Reader) {
 struct Pages {
     arena: Arena,
     count: u32,
-    /// The number of the first of its objects.
+    /// Number of the first object.
     first: u64,
 }
 
@@ -155,7 +155,7 @@ pub(crate) async fn what_one_client_puts_others_get(reader: Reader) {
     }
 }
 
-/// Who may not see everything gets no link, since a link shows everything.
+/// A client without access to all objects gets no link, because a link exposes all memory.
 pub(crate) async fn a_restricted_client_is_served_by_tcp(reader: Reader) {
     let (config, _holder) = reader.node_of_kind("restrictive", 8, 4096);
     let (store, pages) = (store(config), Pages::new(8, 4096));
@@ -166,7 +166,7 @@ pub(crate) async fn a_restricted_client_is_served_by_tcp(reader: Reader) {
     assert_eq!(traffic(&store), (0, 2 * 8 * 4096));
 }
 
-/// What is on the disk alone is read into memory first, and goes by RDMA as well.
+/// An object that is only on disk is read into memory first, and then goes by RDMA.
 pub(crate) async fn memory_over_disk_goes_by_rdma(reader: Reader) {
     const PAGES: u32 = 48;
     const BYTES: usize = 64 << 10;
@@ -187,8 +187,8 @@ pub(crate) async fn memory_over_disk_goes_by_rdma(reader: Reader) {
 const GETTER_PAGES: u32 = 32;
 const GETTER_BYTES: usize = 256 << 10;
 
-/// Gets the same pages over and over, in a process of its own that others may stop, and fails when
-/// any has wrong bytes. It ends with its input.
+/// Gets the same pages repeatedly, in a separate process that can be frozen, and fails if any byte
+/// is wrong. It ends with its input.
 pub(crate) async fn get_over_and_over(address: &str) -> ExitCode {
     let node = NodeAddress { name: "node".to_owned(), address: address.to_owned(), weight: 1.0 };
     let store = store(patient(NodesConfig::new(vec![node], secret())));
@@ -213,7 +213,7 @@ pub(crate) async fn get_over_and_over(address: &str) -> ExitCode {
     if served > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// What was lent to a client that does nothing any more is used again, and it never sees that.
+/// Memory lent to a frozen client is reused, and the client does not accept the new content.
 pub(crate) async fn a_frozen_client_keeps_nothing_and_reads_nothing_wrong(reader: Reader) {
     let slots = u64::from(GETTER_PAGES);
     let (config, _holder) = reader.node_of_kind("impatient", slots, GETTER_BYTES);
@@ -234,7 +234,7 @@ pub(crate) async fn a_frozen_client_keeps_nothing_and_reads_nothing_wrong(reader
     tokio::time::sleep(Duration::from_secs(2)).await;
     for round in 1..4 {
         signal("-STOP");
-        // Others take the places of all that it may be reading.
+        // Other objects take the places that it may be reading.
         let others = Pages { first: round * 1_000, ..pages.clone() };
         others.put(&store).await;
         signal("-CONT");
@@ -246,7 +246,7 @@ pub(crate) async fn a_frozen_client_keeps_nothing_and_reads_nothing_wrong(reader
     assert!(getter.wait().expect("it ends").success());
 }
 
-/// Deadlines that are reached soon, but not by an emulated machine that is well.
+/// Sets deadlines that a healthy emulated machine meets.
 fn impatient(config: NodesConfig) -> NodesConfig {
     const LIMIT_MS: u64 = 4_000;
     NodesConfig {
@@ -257,8 +257,8 @@ fn impatient(config: NodesConfig) -> NodesConfig {
     }
 }
 
-/// Begins to get so much that it takes a while, has trouble come, and checks that the get ends
-/// within a bounded time with its pages given back.
+/// Starts a long get, injects a fault, and checks that the get ends within the bound and its pages
+/// are returned.
 async fn assert_gets_in_the_middle(reader: &Reader, trouble: impl FnOnce(&mut Holder)) -> Settled {
     const PAGES: u32 = 64;
     const BYTES: usize = 512 << 10;
@@ -287,7 +287,7 @@ async fn assert_gets_in_the_middle(reader: &Reader, trouble: impl FnOnce(&mut Ho
     Settled { pages, store, _holder: holder, _registration: registration }
 }
 
-/// What is left after the trouble.
+/// State after the fault.
 struct Settled {
     pages: Pages,
     store: NodesStore,
@@ -314,12 +314,12 @@ pub(crate) async fn a_network_that_goes_in_mid_get_and_comes_back(reader: Reader
 
 pub(crate) async fn a_node_that_loses_power_in_mid_get(reader: Reader) {
     let settled = assert_gets_in_the_middle(&reader, |holder| {
-        // Late enough for its answer to be on the way.
+        // Late enough that the answer is in flight.
         holder.ask("vanish-after-ms 300");
     })
     .await;
     let results = settled.pages.get(&settled.store).await;
-    assert!(results.iter().all(Result::is_err), "nobody is there");
-    // The machine starts again.
+    assert!(results.iter().all(Result::is_err), "the node is down");
+    // The machine restarts.
     drop(reader.holder());
 }

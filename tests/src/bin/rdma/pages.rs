@@ -1,4 +1,4 @@
-//! The pages that the holder has.
+//! The pages of the holder.
 
 use terrace_l3::Arena;
 use terrace_tests::l3::objects::{fill, is_right, page};
@@ -6,13 +6,13 @@ use terrace_tests::l3::objects::{fill, is_right, page};
 /// Pages of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pool {
-    /// A usual batch.
+    /// A typical batch.
     Usual,
     /// More pages than a link reads at a time.
     Many,
-    /// A page that is longer than what soft-RoCE reads at a time.
+    /// A page longer than a single soft-RoCE read.
     Long,
-    /// So much that reading it takes a while.
+    /// Enough that reading it takes a while.
     Much,
 }
 
@@ -35,7 +35,7 @@ impl Pool {
     pub(crate) fn page_bytes(self) -> usize {
         match self {
             Self::Usual => 64 << 10,
-            // No multiple of anything.
+            // An unaligned size.
             Self::Many => 4099,
             Self::Long => (12 << 20) + 1,
             Self::Much => 512 << 10,
@@ -46,7 +46,7 @@ impl Pool {
         u64::from(self.pages()) * self.page_bytes() as u64
     }
 
-    /// Memory for all of its pages.
+    /// Allocates memory for all pages.
     pub(crate) fn arena(self) -> Arena {
         Arena::with_headroom(self.pages(), self.page_bytes()).expect("there is memory")
     }
@@ -55,17 +55,17 @@ impl Pool {
         (self.index() as u64) << 32 | u64::from(page)
     }
 
-    /// Writes what belongs into each page.
+    /// Writes the expected content of each page.
     pub(crate) fn fill(self, arena: &Arena) {
         for index in 0..self.pages() {
-            let mut target = arena.target(index).expect("nobody uses it");
+            let mut target = arena.target(index).expect("the page is not in use");
             fill(&page(self.number(index)), &mut target);
         }
     }
 
-    /// Whether a page of the arena has what belongs into it.
+    /// Returns whether a page of the arena has the expected content.
     pub(crate) fn is_right(self, arena: &Arena, index: u32) -> bool {
-        let source = arena.source(index).expect("nobody writes to it");
+        let source = arena.source(index).expect("the page has no writer");
         is_right(&page(self.number(index)), &source)
     }
 }

@@ -1,5 +1,5 @@
-//! The machine that reads. It runs the checks, one after the other, since they compare counters and take
-//! the network down.
+//! The machine that reads. It runs the checks one after the other, because they compare counters
+//! and disable the network.
 
 use std::fmt;
 use std::future::Future;
@@ -82,14 +82,14 @@ pub(crate) async fn run(address: &str) -> ExitCode {
     if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// What a check begins with.
+/// Context of a check.
 pub(crate) struct Reader {
     pub(crate) device: Device,
     holder: String,
 }
 
 impl Reader {
-    /// A link to the holder, and the connection by which it is told what to do.
+    /// Opens a link to the holder, and the command connection.
     pub(crate) fn link(&self) -> (Link, Holder) {
         let mut holder = self.holder();
         let link = Link::new(&self.device).expect("there are queues left");
@@ -113,7 +113,7 @@ impl Reader {
         }
     }
 
-    /// Memory for the pages of a pool, filled with rubbish and registered.
+    /// Allocates memory for the pages of a pool, filled with wrong bytes and registered.
     pub(crate) fn memory(&self, pool: Pool) -> Memory {
         let arena = pool.arena();
         for page in 0..pool.pages() {
@@ -124,7 +124,7 @@ impl Reader {
     }
 }
 
-/// The connection to the holder.
+/// Command connection to the holder.
 pub(crate) struct Holder(BufReader<TcpStream>);
 
 impl Holder {
@@ -135,7 +135,7 @@ impl Holder {
         reply.trim().to_owned()
     }
 
-    /// Where a pool's pages are.
+    /// Returns the remote pages of a pool.
     pub(crate) fn pages(&mut self, pool: Pool) -> Vec<RemotePage> {
         self.ask(&format!("pages {}", pool.index())).split(' ').map(remote_page).collect()
     }
@@ -146,7 +146,7 @@ pub(crate) fn remote_page(text: &str) -> RemotePage {
     RemotePage { address: address.parse().unwrap(), key: key.parse().unwrap() }
 }
 
-/// Where a pool's pages go.
+/// Target memory of a pool.
 #[derive(Clone)]
 pub(crate) struct Memory {
     pub(crate) pool: Pool,
@@ -155,7 +155,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Reads of all pages, each into the one of its number.
+    /// Creates reads of all pages, each into the local page of its number.
     pub(crate) fn reads(&self, from: &[RemotePage]) -> Vec<RemoteRead> {
         let targets = (0..self.pool.pages()).map(|page| self.arena.target(page).unwrap());
         let reads = targets.zip(from).map(|(target, page)| RemoteRead { target, page: *page });
@@ -166,12 +166,12 @@ impl Memory {
         (0..self.pool.pages()).filter(|page| self.pool.is_right(&self.arena, *page)).count() as u32
     }
 
-    /// How many pages are on loan to somebody who writes.
+    /// Returns the number of pages that are lent for writing.
     pub(crate) fn lent(&self) -> u32 {
         (0..self.pool.pages()).filter(|page| self.arena.source(*page).is_err()).count() as u32
     }
 
-    /// The targets are those of all pages in their order, and have the right bytes.
+    /// Asserts that the targets are those of all pages in order, with the right bytes.
     pub(crate) fn assert_right(&self, targets: Vec<Target>) {
         let pages: Vec<u32> = targets.iter().map(Target::page).collect();
         assert_eq!(pages, (0..self.pool.pages()).collect::<Vec<_>>());
@@ -186,7 +186,7 @@ impl fmt::Debug for Memory {
     }
 }
 
-/// The error of a read that failed. Its targets were handed back, and are dropped.
+/// Returns the error of a failed read. Its targets were returned, and are dropped.
 pub(crate) fn failure(result: Result<Vec<Target>, Unread>, pages: usize) -> String {
     match result {
         Err(Unread { error: error @ RdmaError::ReadFailed { .. }, targets }) => {

@@ -1,4 +1,4 @@
-//! Reads that succeed, and what they cost.
+//! Successful reads, and their cost.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -8,7 +8,7 @@ use terrace_l3_nodes::rdma::{Counters, Link, RemoteRead};
 use super::pages::Pool;
 use super::reader::{Memory, Reader};
 
-/// What was counted since.
+/// Returns the difference of counters.
 fn since(before: Counters, after: Counters) -> Counters {
     Counters {
         reads: after.reads - before.reads,
@@ -18,7 +18,7 @@ fn since(before: Counters, after: Counters) -> Counters {
     }
 }
 
-/// Reads all of a pool and returns what was counted.
+/// Reads a whole pool and returns the counters.
 async fn read(reader: &Reader, link: &Link, memory: &Memory, reads: Vec<RemoteRead>) -> Counters {
     let (before, start) = (reader.device.counters(), Instant::now());
     let targets = link.read(reads).await.unwrap();

@@ -1,6 +1,6 @@
-//! Whole programs on the two machines.
+//! Complete programs on the two machines.
 
-// What the program's own tests use, and not all of it here.
+// Shared with the program's own tests; partly unused here.
 #[allow(dead_code)]
 #[path = "../../../../cli/tests/program/process.rs"]
 mod process;
@@ -31,7 +31,7 @@ pub(crate) async fn what_one_server_computes_others_fetch_by_rdma(reader: Reader
              --device-memory 32MiB --host-memory 32MiB --log info"
         )
     };
-    // Seven pages and a little; emulated machines take long for more.
+    // Just over seven pages: more would take emulated machines long.
     let prompt = "A long text about nothing in particular. ".repeat(3);
     let (mut of_node, mut of_server) = (reader.holder(), reader.holder());
     let figures = of_node.ask(&format!("terrace {NODE} {SECRET_FILE}"));
@@ -41,7 +41,7 @@ pub(crate) async fn what_one_server_computes_others_fetch_by_rdma(reader: Reader
     wait_for_backups(&first, "terrace_node_objects{");
     assert!(figure(&first, "terrace_node_direct_bytes_total") > 0.0, "it was put by RDMA");
     println!("reader: {} objects are on the node", figure(&figures, "terrace_l3_objects"));
-    // The server over there is killed with its connection, and the node is not.
+    // The remote server is killed with its connection; the node is not.
     for first_is_dead in [false, true] {
         let server = start(&serve("10.77.0.2"));
         let (fetched, l3) = ask(&server.address, &prompt, "").unwrap();
@@ -59,7 +59,7 @@ pub(crate) async fn what_one_server_computes_others_fetch_by_rdma(reader: Reader
     }
 }
 
-/// The usual measure of adapters, on this machine.
+/// Returns the standard bandwidth benchmark of adapters.
 pub(crate) fn ib_read_bw(arguments: &str) -> Command {
     let mut command = Command::new("ib_read_bw");
     let bytes = Pool::Usual.page_bytes().to_string();
@@ -68,8 +68,8 @@ pub(crate) fn ib_read_bw(arguments: &str) -> Command {
     command
 }
 
-/// How fast pages are read, beside what `ib_read_bw` reads with the same size: only told, because
-/// emulated adapters say nothing about real ones.
+/// Prints the rate of page reads beside that of `ib_read_bw` with the same size. It is not checked,
+/// because emulated adapters are not representative.
 pub(crate) async fn as_fast_as_what_others_measure(reader: Reader) {
     const ROUNDS: u32 = 8;
     let (link, mut holder) = reader.link();

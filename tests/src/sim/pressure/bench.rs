@@ -5,26 +5,26 @@ use std::collections::{BTreeMap, BTreeSet};
 use terrace_kit::Dice;
 use terrace_scheduler::{Config, CopyDirection, Outcome, Reach, RequestId};
 
-use super::super::action::{Action, Opening, Wishes};
+use super::super::action::{Action, Opening, RequestOptions};
 use super::super::stage::{Stage, Violation};
-use super::super::story::{begin_story, tell_action};
+use super::super::story::{trace_action, trace_header};
 use super::super::useful::Account;
 use crate::world::Transfer;
 
-/// Events after which a situation that does not end is a violation.
+/// Largest number of events; a situation that takes more is a violation.
 const EVENTS_MAX: u64 = 20_000;
 /// Distance between the first tokens of two texts.
 const TEXT_TOKENS: u32 = 10_000;
-/// First token of what prompts have of their own.
+/// First of the unique tokens of prompts.
 const OWN_TOKENS: u32 = 1_000_000_000;
 
-/// The end of a transfer that never ends.
+/// End of a transfer that hangs.
 const NEVER: u64 = u64::MAX;
 
 /// A link that moves one transfer at a time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Link {
-    /// Time that a page occupies the link; [`NEVER`] for a link that hangs.
+    /// Time of a page on the link; [`NEVER`] for a link that hangs.
     page_us: u64,
     busy_until: u64,
 }
@@ -38,7 +38,7 @@ impl Link {
         Self::new(NEVER)
     }
 
-    /// Returns when a transfer that starts now ends.
+    /// Returns the end of a transfer that starts now.
     fn move_pages(&mut self, pages: usize, now: u64) -> u64 {
         if self.page_us == NEVER {
             return NEVER;
@@ -48,10 +48,10 @@ impl Link {
     }
 }
 
-/// Speeds of the world.
+/// Speeds of steps and links.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Speeds {
-    /// What a step takes besides the prompt tokens that it computes.
+    /// Time of a step beside its prompt tokens.
     pub(super) step_us: u64,
     pub(super) token_us: u64,
     pub(super) probe_us: u64,
@@ -75,12 +75,12 @@ impl Default for Speeds {
     }
 }
 
-/// A world, and what the engine and the transfers did in it.
+/// A world, and statistics of its engine and transfers.
 pub(super) struct Bench<'a> {
     pub(super) stage: Stage,
     pub(super) speeds: Speeds,
     account: &'a mut Account,
-    /// When each owed outcome comes, in the order of the stage's list.
+    /// Due time of each pending outcome, in the order of the stage's list.
     due: Vec<u64>,
     step_due: Option<u64>,
     page_size: u32,
@@ -102,7 +102,7 @@ impl<'a> Bench<'a> {
         account: &'a mut Account,
     ) -> Self {
         if let Some(story) = &mut account.story {
-            *story = begin_story(seed, &mut config);
+            *story = trace_header(seed, &mut config);
         }
         Self {
             page_size: config.cache.page_size,
@@ -121,7 +121,7 @@ impl<'a> Bench<'a> {
 
     // ---- requests ----
 
-    /// Submits a request for a prompt of so many pages of a text and one token of its own.
+    /// Submits a request for a prompt of `pages` pages of a text and one unique token.
     pub(super) fn submit(
         &mut self,
         text: u32,
@@ -150,7 +150,7 @@ impl<'a> Bench<'a> {
             priority,
             namespace: 0,
             stops_at_once: false,
-            wishes: Wishes { writes, ..Wishes::default() },
+            wishes: RequestOptions { writes, ..RequestOptions::default() },
             siblings: 0,
         })?;
         let id = *self.stage.live.last().expect("the prompt fits");
@@ -158,7 +158,7 @@ impl<'a> Bench<'a> {
         Ok(id)
     }
 
-    /// Computes these prompts, given as text and pages, and waits until all copies of them are made.
+    /// Computes prompts, given as text and pages, and waits until all of their copies are complete.
     pub(super) fn prepare(&mut self, prompts: &[(u32, u32)]) -> Result<(), Violation> {
         for &(text, pages) in prompts {
             self.submit(text, pages, 1)?;
@@ -167,19 +167,19 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Evicts everything else from the device, by prompts that are not written to host.
+    /// Evicts all other pages from the device by prompts that are not written to host.
     pub(super) fn flush_device(&mut self, text: u32) -> Result<(), Violation> {
         let device = self.stage.world.scheduler.stats().cache.device.total_pages as u32;
         self.submit_with(text, device - 2, 1, 0, Reach::Device)?;
         self.run_until_quiet()
     }
 
-    /// Prompt tokens that were computed for a request, besides the one of its own.
+    /// Returns the prompt tokens computed for a request, except its unique one.
     pub(super) fn recomputed_tokens(&self, id: RequestId) -> u64 {
         self.computed.get(&id).copied().unwrap_or_default().saturating_sub(1)
     }
 
-    /// Whether the request has had its first token.
+    /// Returns whether the request has had its first token.
     pub(super) fn has_token(&self, id: RequestId) -> bool {
         self.first_tokens.contains(&id)
     }
@@ -188,17 +188,17 @@ impl<'a> Bench<'a> {
         self.stage.live.contains(&id)
     }
 
-    /// Pages of write-backs that have started.
+    /// Returns the pages of write-backs that have started.
     pub(super) fn written_pages(&self) -> usize {
         self.written_pages
     }
 
-    /// Pages of backups that have started.
+    /// Returns the pages of backups that have started.
     pub(super) fn stored_pages(&self) -> usize {
         self.stored_pages
     }
 
-    /// Whether a transfer of this kind is in flight.
+    /// Returns whether a transfer of this kind is in flight.
     pub(super) fn has_in_flight(&self, is_of_kind: impl Fn(&Transfer) -> bool) -> bool {
         self.stage.world.transfers.values().any(is_of_kind)
     }
@@ -214,7 +214,7 @@ impl<'a> Bench<'a> {
         let at = self.now();
         let performed = self.stage.perform(action);
         if let Some(story) = &mut self.account.story {
-            tell_action(story, at, action, &mut self.stage);
+            trace_action(story, at, action, &mut self.stage);
         }
         performed
     }
@@ -223,7 +223,7 @@ impl<'a> Bench<'a> {
         self.run_until(|_| false)
     }
 
-    /// Runs until the condition holds, or nothing is to come.
+    /// Runs until the condition holds or no event is left.
     pub(super) fn run_until(&mut self, holds: impl Fn(&Self) -> bool) -> Result<(), Violation> {
         for _ in 0..EVENTS_MAX {
             if holds(self) || !self.next_event()? {
@@ -233,7 +233,7 @@ impl<'a> Bench<'a> {
         Err(Violation::Unending(format!("{:?} under pressure", self.stage.live)))
     }
 
-    /// Lets the next event happen and the engine plan. Returns whether there was one.
+    /// Processes the next event and plans. Returns false if there is none.
     fn next_event(&mut self) -> Result<bool, Violation> {
         let next_report = self.due.iter().copied().min().filter(|&due| due < NEVER);
         let deadline = self.stage.world.scheduler.deadline().map(|time| time.0);
@@ -306,7 +306,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Draws a number from a range, ends included.
+/// Draws a number from an inclusive range.
 pub(super) fn draw(dice: &mut Dice, range: std::ops::RangeInclusive<u32>) -> u32 {
     range.start() + dice.below(u64::from(range.end() - range.start()) + 1) as u32
 }

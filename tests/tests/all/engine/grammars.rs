@@ -1,4 +1,4 @@
-//! Answers with grammars, a step ahead.
+//! Answers with grammars, with steps launched ahead.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -43,9 +43,9 @@ impl Model for Watched {
     }
 }
 
-/// Two steps are in flight, also where a grammar has to see each token before the next is chosen.
+/// Two steps are in flight even if a grammar must consume each token before the next is chosen.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_step_is_launched_before_a_grammar_has_seen_the_token_before() {
+async fn step_is_launched_before_a_grammar_consumes_the_previous_token() {
     const TOKENS: u32 = 400;
     let mut config = config();
     config.batch.steps_in_flight_max = 2;
@@ -57,7 +57,7 @@ async fn a_step_is_launched_before_a_grammar_has_seen_the_token_before() {
     generate.grammar = Some(Box::new(Even { tokens: 0 }));
     let generation = engine.submit(generate).await.unwrap();
     let asker = tokio::spawn(heard(generation));
-    // A plan while a step is in flight begins another.
+    // A plan while a step is in flight launches another.
     while !asker.is_finished() {
         engine.figures().await;
     }
@@ -68,9 +68,10 @@ async fn a_step_is_launched_before_a_grammar_has_seen_the_token_before() {
     assert!(awaited > 0, "no token was awaited");
 }
 
-/// Tokens that a grammar waits for may never come: their step fails, or the request loses its row or is called off.
+/// Tokens that a grammar waits for may never arrive: the step fails, or the request is retracted or
+/// cancelled.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_grammar_follows_its_answer_whatever_becomes_of_steps() {
+async fn grammar_follows_its_answer_through_failed_steps() {
     const REQUESTS: u32 = 120;
     let generate = |number: u32| {
         let mut generate = Generate::new(prompt(number % 30, 5 + number % 60), 20 + number % 40);
@@ -100,7 +101,7 @@ async fn a_grammar_follows_its_answer_whatever_becomes_of_steps() {
         askers.spawn(async move {
             let mut generation = engine.submit(generate).await.unwrap();
             if number % 5 == 0 {
-                // Hangs up after a few words.
+                // Cancelled after a few updates.
                 for _ in 0..number % 7 {
                     generation.next().await;
                 }

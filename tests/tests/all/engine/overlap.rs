@@ -1,11 +1,11 @@
-//! Steps that begin while what they read is loaded.
+//! Steps that start while their pages are loaded.
 
 use terrace_engine::{CopyError, Logits, ModelError, Step};
 use terrace_model::Llama;
 
 use super::*;
 
-/// A model that says when it is asked to compute what is still loaded.
+/// A model that reports when it computes with pages that are still being loaded.
 struct Watched<M> {
     inner: M,
     waits_for_layers: bool,
@@ -48,17 +48,17 @@ impl<M: Forward> Forward for Watched<M> {
     }
 }
 
-/// How load-backs go, once a step that reads their pages has begun.
+/// Behaviour of load-backs after a step that reads their pages has started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Loading {
     Comes,
-    /// It fails when it has told of the first layer, of which nothing is there.
+    /// Fails after it has reported the first layer, none of which has arrived.
     Fails,
-    /// It fails when it has told of all layers, and all of them are there.
+    /// Fails after it has reported all layers, all of which have arrived.
     FailsLast,
 }
 
-/// A device whose load-backs wait until a step that reads their pages has begun.
+/// A device whose load-backs wait until a step that reads their pages has started.
 #[derive(Debug)]
 struct WaitingDevice {
     inner: CpuDevice,
@@ -118,7 +118,7 @@ fn overlapping(steps_in_flight_max: u32) -> Config {
     config
 }
 
-/// Asks again for what the device has lost since; the two answers, and the engine.
+/// Repeats a request whose pages have left the device; returns both answers and the engine.
 async fn ask_again(loading: Loading, steps_in_flight_max: u32) -> (Answer, Answer, Engine) {
     let inner: Llama = terrace_model::shallow(3, 2);
     let layout = inner.kv_layout().pages(PAGE_SIZE).unwrap();
@@ -138,7 +138,7 @@ async fn ask_again(loading: Loading, steps_in_flight_max: u32) -> (Answer, Answe
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_step_begins_before_what_it_reads_is_loaded() {
+async fn step_starts_before_its_pages_are_loaded() {
     for steps_in_flight_max in [1, 2] {
         let (first, again, engine) = ask_again(Loading::Comes, steps_in_flight_max).await;
         assert_eq!(again.tokens, first.tokens);
@@ -149,7 +149,7 @@ async fn a_step_begins_before_what_it_reads_is_loaded() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_step_made_of_a_failed_load_back_is_not_answered() {
+async fn results_of_a_failed_load_back_are_discarded() {
     for (loading, failed_steps) in [(Loading::Fails, 1), (Loading::FailsLast, 0)] {
         for steps_in_flight_max in [1, 2] {
             let (first, again, engine) = ask_again(loading, steps_in_flight_max).await;
@@ -163,7 +163,7 @@ async fn what_a_step_made_of_a_failed_load_back_is_not_answered() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_model_that_does_not_wait_for_layers_is_refused() {
+async fn rejects_overlap_for_models_that_do_not_wait_for_layers() {
     let began = CpuFence::default();
     let model =
         Threaded::new(Watched { inner: ToyModel::default(), waits_for_layers: false, began });

@@ -1,11 +1,11 @@
-//! Pages in L3 that have the keys of a prompt and are the KV of another.
+//! L3 pages with the keys of one prompt and the KV of another.
 
 use terrace_cache::{PrefixDigest, Sequence};
 use terrace_l3::{Arena, Get, GetOptions, Mismatch, ObjectId, Put, PutOptions, StoreError};
 
 use super::*;
 
-/// The pages of a prompt as an engine names them, and the digests of their prefixes.
+/// Returns the object ids of a prompt's pages, and the digests of their prefixes.
 async fn pages_of(engine: &Engine, prompt: &[Token]) -> Vec<(ObjectId, PrefixDigest)> {
     let root = engine.namespaces(vec![String::new()]).await.expect("it runs")[0];
     let sequence = Sequence::new(root, PAGE_SIZE, prompt.to_vec());
@@ -16,8 +16,8 @@ async fn pages_of(engine: &Engine, prompt: &[Token]) -> Vec<(ObjectId, PrefixDig
     ids.into_iter().zip(digests).collect()
 }
 
-/// What a client that makes keys collide would bring about: sound objects with the keys of a prompt that hold the KV
-/// of another. The model notices a page that is not that of its prompt.
+/// A key collision forced by a client: valid objects with the keys of one prompt that hold the KV
+/// of another. The model detects a page that does not belong to its prompt.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f84_an_engine_reads_no_page_of_other_tokens() {
     let (prompt, other) = (prompt(3, 100), prompt(4, 100));
@@ -28,7 +28,7 @@ async fn f84_an_engine_reads_no_page_of_other_tokens() {
         ask(&engine, &other, 1).await;
         backed_up(&engine, 6).await;
 
-        // What the engine has stored of one prompt is put under the keys of the other.
+        // Stores the pages of one prompt under the keys of the other.
         let arena = Arena::new(6, page_bytes()).unwrap();
         let _registration = store.register(&arena).unwrap();
         let gets = (0..6).zip(&others).map(|(page, (id, prefix))| {

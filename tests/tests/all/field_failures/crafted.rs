@@ -1,12 +1,12 @@
-//! Prompts that a client has chosen such that their pages have the keys of others.
+//! Prompts with deliberate key collisions.
 
 use terrace_cache::{Namespace, PageKey, PrefixDigest, Sequence};
 use terrace_scheduler::Token;
 
 use super::{Stage, three_tiers};
 
-/// The two words by which a namespace without a secret hashes the first four tokens of a page, computed as
-/// `cache/src/chain.rs` says. Whoever knows the namespace knows them.
+/// Returns the two words by which a namespace without a secret hashes the first four tokens of a
+/// page, computed as in `cache/src/chain.rs`. They follow from the namespace.
 fn words(root: PageKey) -> [u64; 2] {
     let fold = |bits: u128| bits ^ bits >> 64;
     let mix = |bits: u128| {
@@ -19,7 +19,7 @@ fn words(root: PageKey) -> [u64; 2] {
     })
 }
 
-/// Two pages of four tokens with one key: the factors of a product change places.
+/// Returns two pages of four tokens with equal keys: the factors of a product are exchanged.
 fn crafted_pages(root: PageKey) -> [Vec<Token>; 2] {
     let [first, second] = words(root);
     let page = |pairs: [u64; 2]| {
@@ -30,14 +30,15 @@ fn crafted_pages(root: PageKey) -> [Vec<Token>; 2] {
     [page([5, 6]), page([moved(6, second, first), moved(5, first, second)])]
 }
 
-/// The prompts of an attacker and of somebody else. Their pages have the same keys, and only their first
-/// page differs.
+/// Returns the prompts of an attacker and a victim. Their pages have equal keys, and only their
+/// first page differs.
 fn crafted_prompts(root: PageKey) -> [Vec<Token>; 2] {
     crafted_pages(root).map(|page| page.into_iter().chain(100..109).collect())
 }
 
-/// A client chose tokens such that its pages had the keys of another's, had them stored, and the other was served
-/// their KV. Pages in L3 carry a digest of their prefix, and one of another prefix is missing.
+/// Failure: a client stored pages whose tokens it had chosen to collide with another's keys, and
+/// the other was served their KV. Here pages in L3 carry a digest of their prefix, and a page of
+/// another prefix counts as missing.
 #[test]
 fn f84_a_crafted_prompt_is_not_served_for_another() {
     let mut stage = Stage::new(three_tiers(12, 12));
@@ -47,11 +48,11 @@ fn f84_a_crafted_prompt_is_not_served_for_another() {
     stage.run(1, attack.clone());
     assert_eq!(stage.world.l3.len(), 3);
     stage.clear();
-    // A step that reads a wrong page ends the test.
+    // A step that reads a wrong page fails the test.
     stage.run(2, victim.clone());
     let stats = stage.stats();
     assert_eq!((stats.probes.sound_pages, stats.prefetches.sound_pages), (3, 0));
-    // The pages of the one that came last are there for it, and those of the other are not.
+    // The pages of the prompt stored last are hits for it, and the other's are not.
     stage.clear();
     stage.run(3, victim);
     assert_eq!(stage.stats().prefetches.sound_pages, 3);
@@ -61,8 +62,8 @@ fn f84_a_crafted_prompt_is_not_served_for_another() {
     stage.finish();
 }
 
-/// What follows the crafted page is the same in both prompts. It is not served either, if the first pages are found
-/// in the cache.
+/// The pages behind the crafted page are equal in both prompts. They are not served either if the
+/// first pages are found in the cache.
 #[test]
 fn f84_pages_behind_a_crafted_one_are_not_served_for_another() {
     let mut stage = Stage::new(three_tiers(12, 12));

@@ -1,5 +1,5 @@
-//! Hangs, stalls and the silent loss of the feature: waits without a bound, budgets that never come
-//! back, counters that do not tell.
+//! Hangs, stalls and silent loss of function: unbounded waits, budgets that are never released,
+//! counters that do not count.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use terrace_tests::World;
 
 use super::{Kind, Stage, only_fails_with, three_tiers, two_tiers, with_l3};
 
-/// A prompt is in L3 and nowhere else.
+/// Creates a stage with a prompt in L3 only.
 fn only_in_l3(config: Config, prompt: impl IntoIterator<Item = Token>) -> Stage {
     let mut stage = Stage::new(config);
     stage.run(1, prompt);
@@ -20,8 +20,9 @@ fn only_in_l3(config: Config, prompt: impl IntoIterator<Item = Token>) -> Stage 
     stage
 }
 
-/// Ranks disagreed about the length of a hit, each by its own free space or timeout, and waited for each
-/// other for ever. One scheduler decides for all, and the least that any rank reports counts.
+/// Failure: ranks disagreed about the length of a hit, by their own free space or timeout, and
+/// waited for each other for ever. Here one scheduler decides for all, and the minimum of the ranks
+/// counts.
 #[test]
 fn f20_least_of_the_ranks_counts() {
     only_fails_with(&[Bug::BelieveBestRank, Bug::CountRankTwice], || {
@@ -55,8 +56,8 @@ fn f20_least_of_the_ranks_counts() {
     });
 }
 
-/// A prefetch that was aborted never gave back its share, and in the end none could begin. An operation
-/// gives back its share when it ends, whoever waits for it.
+/// Failure: an aborted prefetch never released its budget, and in the end none could start. Here an
+/// operation releases its budget when it ends.
 #[test]
 fn f21_aborted_prefetch_gives_back_its_share() {
     only_fails_with(&[Bug::DropBudgetOfLateOperation], || {
@@ -85,8 +86,8 @@ fn f21_aborted_prefetch_gives_back_its_share() {
     });
 }
 
-/// That a prefetch had ended was noticed only when a scan of the queue came to its request. The outcome
-/// itself moves the request on, and who waits for L3 is in nobody's way.
+/// Failure: the end of a prefetch was noticed only when a scan of the queue reached its request.
+/// Here the outcome itself advances the request, and requests that wait for L3 do not block others.
 #[test]
 fn f22_finished_prefetch_is_noticed_at_once() {
     let mut config = three_tiers(24, 16);
@@ -103,7 +104,7 @@ fn f22_finished_prefetch_is_noticed_at_once() {
     stage.report(OpId(probe_of_4.0 - 1), Outcome::Done);
     stage.report(probe_of_4, Outcome::Done);
     stage.plan();
-    // The later one's pages come first.
+    // The pages of the later one arrive first.
     stage.done(Kind::Prefetch);
     assert_eq!(stage.state(4), Some(StateName::PrefetchDone), "without a plan in between");
     assert_eq!(stage.stats().prefetches.in_flight, 1);
@@ -115,8 +116,8 @@ fn f22_finished_prefetch_is_noticed_at_once() {
     stage.finish();
 }
 
-/// The timeout of a prefetch did not count while another part of it was pending. There is one deadline
-/// for the request, and it counts whatever is in flight.
+/// Failure: the timeout of a prefetch did not count while another part of it was pending. Here a
+/// request has one deadline, whatever is in flight.
 #[test]
 fn f23_deadline_counts_whatever_is_pending() {
     let mut config = with_l3(12, 16, |l3| {
@@ -142,8 +143,8 @@ fn f23_deadline_counts_whatever_is_pending() {
     stage.finish();
 }
 
-/// A store said that it had a page, did not deliver it, and every request tried again. A page that was
-/// not delivered is not asked for until some time has passed.
+/// Failure: a store reported a page and did not deliver it, and every request tried again. Here a
+/// page that was not delivered is not requested again for some time.
 #[test]
 fn f24_undelivered_pages_are_not_asked_for_again() {
     for how in [Outcome::Missing, Outcome::Failed, Outcome::Corrupt, Outcome::TimedOut] {
@@ -177,8 +178,9 @@ fn f24_undelivered_pages_are_not_asked_for_again() {
     }
 }
 
-/// The first pages of a prompt were missing in the store: every prefetch was revoked, for ever, and only
-/// a debug log told. The probe's answer is counted, and what is computed instead is stored again.
+/// Failure: the first pages of a prompt were missing in the store, so that every prefetch was
+/// revoked, with only a debug log. Here the probe's answer is counted, and the computed pages are
+/// stored again.
 #[test]
 fn f25_missing_head_is_stored_again() {
     let mut stage = only_in_l3(three_tiers(8, 8), 1..=9);
@@ -195,13 +197,13 @@ fn f25_missing_head_is_stored_again() {
     stage.finish();
 }
 
-/// A prefix survived as an entry of the index, without bytes, and passed for a match, so that L3 was never
-/// asked. A node without bytes does not exist.
+/// Failure: a prefix survived as an index entry without bytes and counted as a match, so that L3
+/// was never queried. Here a node without bytes does not exist.
 #[test]
 fn f26_no_bytes_no_match() {
     let mut stage = Stage::new(three_tiers(6, 5));
     stage.run(1, 1..=17);
-    // Both tiers need all their room for others.
+    // Both tiers need all their memory for others.
     stage.run(2, 101..=121);
     assert_eq!(stage.cached(1..=17), (0, 0));
     stage.submit(3, 1..=17, 1);
@@ -213,17 +215,17 @@ fn f26_no_bytes_no_match() {
     stage.finish();
 }
 
-/// A full hit in L3 was cut, silently, to what the host had free at that moment. Room is made for it
-/// first; what finds no room all the same is counted.
+/// Failure: a full hit in L3 was silently truncated to the free host memory. Here memory is freed
+/// first, and pages for which there is none are counted.
 #[test]
 fn f27_shortened_prefetch_is_counted() {
     let mut stage = only_in_l3(three_tiers(12, 5), 1..=17);
-    // The host is full, but of pages that can go.
+    // The host is full of evictable pages.
     stage.run(2, 101..=121);
     assert_eq!(stage.stats().cache.host.free_pages, 0);
     stage.run(3, 1..=17);
     assert_eq!((stage.stats().l3_hit_tokens, stage.stats().prefetch_shortened_pages), (16, 0));
-    // Now three of its five pages cannot go: they are being stored.
+    // Three of its five pages are pinned by a backup.
     stage.clear();
     stage.submit(4, 201..=213, 1);
     stage.plan();
@@ -241,7 +243,7 @@ fn f27_shortened_prefetch_is_counted() {
     assert_eq!(stage.l3_keys(prefetch).len(), 2);
     stage.plan();
     stage.done(Kind::LoadBack);
-    // The other two are waited for as long as for any prefetch.
+    // The other two are waited for as in any prefetch.
     assert!(stage.plan().step.is_none());
     assert_eq!(stage.stats().prefetch_shortened_pages, 0);
     stage.wait_for_deadline();
@@ -252,8 +254,8 @@ fn f27_shortened_prefetch_is_counted() {
     stage.finish();
 }
 
-/// A hit on a slow disk took forty seconds where computing took one. A prefetch is priced by what the
-/// last ones took, and nobody waits longer than the deadline.
+/// Failure: a hit on a slow disk took forty seconds where computing took one. Here a prefetch is
+/// priced by the duration of the last ones, and a wait is limited by the deadline.
 #[test]
 fn f28_slow_store_is_priced_out() {
     let config = with_l3(12, 16, |l3| l3.prefetch = PrefetchPolicy::Wait { max_ms: 60_000 });
@@ -277,7 +279,7 @@ fn f28_slow_store_is_priced_out() {
     stage.finish();
 }
 
-/// A store that is slow from the start costs a request no more than its deadline.
+/// A store that is slow from the start delays a request by at most its deadline.
 #[test]
 fn f28_nobody_waits_longer_than_the_deadline() {
     let mut stage = only_in_l3(three_tiers(12, 16), 1..=17);
@@ -294,8 +296,8 @@ fn f28_nobody_waits_longer_than_the_deadline() {
     stage.finish();
 }
 
-/// An object went away between the lookup and the read, and the request failed. What did not come is
-/// computed; what did is used.
+/// Failure: an object disappeared between lookup and read, and the request failed. Here missing
+/// pages are computed, and the others are used.
 #[test]
 fn f29_gone_between_probe_and_prefetch() {
     only_fails_with(&[Bug::BelieveWholePrefetch], || {
@@ -319,8 +321,9 @@ fn f29_gone_between_probe_and_prefetch() {
     });
 }
 
-/// The store's master was down and each call took seconds, with the scheduler's loop waiting. The
-/// scheduler only asks: a store that never answers costs a few requests a bounded time, then nothing.
+/// Failure: the store's master was down, each call took seconds, and the scheduler's loop waited.
+/// Here the scheduler does not block: a store that never answers costs a few requests a bounded
+/// time, then nothing.
 #[test]
 fn f30_dead_store_costs_a_bounded_time() {
     let mut stage = Stage::new(with_l3(12, 8, |l3| l3.probe_timeout_ms = 50));
@@ -348,8 +351,8 @@ fn f30_dead_store_costs_a_bounded_time() {
     stage.finish();
 }
 
-/// Probes renewed leases, and requests that waited probed again and again, so that the store could evict
-/// nothing. A request asks once, however long it waits to run.
+/// Failure: probes renewed leases, and waiting requests probed repeatedly, so that the store could
+/// evict nothing. Here a request probes once, however long it waits.
 #[test]
 fn f31_one_probe_for_each_request() {
     let mut config = three_tiers(32, 32);
@@ -371,8 +374,8 @@ fn f31_one_probe_for_each_request() {
     stage.finish();
 }
 
-/// Hits were counted again at each chunk and each time that a request was taken up again. They are
-/// counted once, and those that must be loaded when they have been.
+/// Failure: hits were counted again at each chunk and each retry. Here they are counted once, and
+/// those that need a load only after it.
 #[test]
 fn f32_hits_are_counted_once() {
     let mut config = two_tiers(8, 64);
@@ -385,12 +388,12 @@ fn f32_hits_are_counted_once() {
     stage.submit(3, (1..=4).chain(51..=59), 10);
     stage.settle();
     let stats = stage.stats();
-    assert!(stats.retractions > 0, "nobody was taken up again");
+    assert!(stats.retractions > 0, "no request was retracted");
     assert!(stats.steps > 15, "there were no chunks: {} steps", stats.steps);
     assert_eq!(stats.prompt_tokens, 9 + 13 + 13);
     // The second found two pages, the third one.
     assert_eq!((stats.device_hit_tokens, stats.host_hit_tokens, stats.l3_hit_tokens), (12, 0, 0));
-    // A load that brings nothing is no hit; one that brings three pages is three.
+    // A load that fails is no hit; one of three pages is three hits.
     stage.run(4, 101..=129);
     let before = stage.stats().host_hit_tokens;
     stage.submit(5, 1..=13, 1);
@@ -404,9 +407,9 @@ fn f32_hits_are_counted_once() {
     stage.finish();
 }
 
-/// A prompt that could never fit waited for ever, a second request of the same name was ignored, and
-/// names were served in the order of their spelling. The first two are refused with a reason, and
-/// requests are served as they come.
+/// Failure: a prompt that could never fit waited for ever, a second request with the same id was
+/// ignored, and ids were served in alphabetical order. Here the first two are refused with a
+/// reason, and requests are served in order of arrival.
 #[test]
 fn f47_bad_requests_are_refused_and_order_is_arrival() {
     let mut config = two_tiers(4, 0);
@@ -432,8 +435,8 @@ fn f47_bad_requests_are_refused_and_order_is_arrival() {
     stage.finish();
 }
 
-/// How long a plan takes that admits 64 requests to a full device of so many pages. Each of its pages
-/// belongs to a prompt of its own, so that each admission evicts something.
+/// Returns the time of a plan that admits 64 requests to a full device of `pages` pages. Each page
+/// belongs to a separate prompt, so that each admission evicts.
 fn plan_for_a_full_device(pages: u32) -> Duration {
     let mut world = World::new(two_tiers(pages, 0)).expect("it can work");
     let mut ids = 1..;
@@ -456,8 +459,8 @@ fn plan_for_a_full_device(pages: u32) -> Duration {
     quickest
 }
 
-/// Once the pool was full each admission looked at all blocks, and a step took 0.8 s to plan. Evictable
-/// pages are kept in order and counted, so that the price does not depend on how many there are.
+/// Failure: with a full pool each admission examined all blocks, and a step took 0.8 s to plan.
+/// Here evictable pages are ordered and counted, so the cost does not depend on their number.
 #[test]
 fn f48_full_pool_plans_stay_cheap() {
     let small = plan_for_a_full_device(1_000);
@@ -465,7 +468,7 @@ fn f48_full_pool_plans_stay_cheap() {
     assert!(large < small * 8, "32 times the pages: {small:?} became {large:?}");
 }
 
-/// Everything that a scheduler says in a life that is drawn from a seed.
+/// Returns all outputs of a scheduler in a random run.
 fn said(seed: u64) -> Vec<String> {
     let mut config = three_tiers(12, 12);
     config.cache.kv_event_keys_max = 10_000;
@@ -508,8 +511,8 @@ fn said(seed: u64) -> Vec<String> {
     said
 }
 
-/// Ranks that mirrored one scheduler listed things in the order of pointers or hash maps, and hung in a
-/// collective. Nothing that is decided or listed depends on either.
+/// Failure: ranks that mirrored one scheduler iterated in the order of pointers or hash maps, and
+/// hung in a collective. Here no decision or list depends on either.
 #[test]
 fn f49_mirrored_schedulers_say_the_same() {
     for seed in 1..=3 {
@@ -520,8 +523,9 @@ fn f49_mirrored_schedulers_say_the_same() {
     }
 }
 
-/// A best-effort prefetch began only if the plan came in the very microsecond of the probe's answer, and was
-/// called off by the next plan if there was room. It begins, and gets the time that it should take.
+/// Failure: a best-effort prefetch started only if the plan came in the microsecond of the probe's
+/// answer, and the next plan cancelled it if there was room. Here it starts, and gets its expected
+/// duration.
 #[test]
 fn f53_best_effort_begins_and_gets_its_time() {
     only_fails_with(&[Bug::CallOffBestEffort], || {
@@ -541,8 +545,9 @@ fn f53_best_effort_begins_and_gets_its_time() {
     });
 }
 
-/// A short prompt waited until the longest one had been computed. A part of each step is for those with the
-/// least left: whoever needs no more than that waits for the step in flight and for its own.
+/// Failure: a short prompt waited until the longest one had been computed. Here a part of each step
+/// is reserved for the requests with the fewest remaining tokens: one that fits in it waits only
+/// for the step in flight and its own.
 #[test]
 fn f54_a_short_prompt_waits_for_two_steps_at_the_most() {
     only_fails_with(&[Bug::StarveTheShort], || {
@@ -565,15 +570,15 @@ fn f54_a_short_prompt_waits_for_two_steps_at_the_most() {
     });
 }
 
-/// Requests with one prompt waited for the first of them for a second, whatever became of it, and then
-/// computed what it had published meanwhile. They wait as long as it gets on; whoever does not wait takes
-/// over.
+/// Failure: requests with one prompt waited a second for the first of them, whatever happened to
+/// it, and then computed pages that it had published meanwhile. Here they wait as long as it makes
+/// progress; a request that does not wait takes over.
 #[test]
 fn f55_a_shared_prompt_is_computed_once() {
     let play = |wait_ms: u64| {
         let mut config = two_tiers(200, 0);
         config.batch.running_max = 8;
-        // A step has some tokens left that make no page: the others are admitted for those.
+        // A step has spare tokens that make no page: the others are admitted for those.
         config.batch.step_tokens_max = 18;
         config.queue.share_wait_max_ms = wait_ms;
         let mut stage = Stage::new(config);
@@ -584,7 +589,7 @@ fn f55_a_shared_prompt_is_computed_once() {
             stage.wait_ms(300);
             stage.compute();
         }
-        // Each computes the last token for itself.
+        // Each computes its last token.
         assert_eq!(stage.stats().prefilled_tokens, 100 + 4);
         stage.finish();
     };
@@ -592,8 +597,9 @@ fn f55_a_shared_prompt_is_computed_once() {
     only_fails_with(&[Bug::NeverTakeOver], || play(20));
 }
 
-/// Nearly all pages could be evicted, and eviction made no progress: the request that needed them waited for ever.
-/// Whatever is not pinned can be had, by every policy, on the device at once and on host as far as it goes.
+/// Failure: nearly all pages were evictable, and eviction made no progress, so that a request
+/// waited for ever. Here every unpinned page can be evicted, by every policy, on the device at once
+/// and on host as far as possible.
 #[test]
 fn f62_all_that_can_be_evicted_is_evicted() {
     for eviction in EvictionKind::ALL {
@@ -613,7 +619,7 @@ fn f62_all_that_can_be_evicted_is_evicted() {
                 stage.run(30 + round, (1..=12).chain(101..=104).chain(201..=209));
             }
             stage.run(40, 301..=321);
-            // A request in the middle of it runs and holds four pages, and one to decode to.
+            // A request in the middle of it runs and pins four pages, and one to decode to.
             stage.submit(2, (1..=12).chain(401..=403), 4);
             stage.step();
             let held = 5;
@@ -638,9 +644,9 @@ fn f62_all_that_can_be_evicted_is_evicted() {
     }
 }
 
-/// Pages were promoted for every request that waited, until the host was full of pinned pages: what ran could write
-/// nothing back, and what was promoted first was promoted again. Pages that wait for their request have a share of
-/// the host, and each page is fetched once.
+/// Failure: pages were promoted for every waiting request until the host was full of pinned pages.
+/// Running requests could write nothing back, and the first promoted pages were promoted again.
+/// Here the pages of waiting requests have a share of the host, and each page is fetched once.
 #[test]
 fn f69_waiting_requests_leave_room_on_host() {
     let mut config = three_tiers(24, 16);
@@ -678,14 +684,14 @@ fn f69_waiting_requests_leave_room_on_host() {
     stage.finish();
 }
 
-/// A request for more room on host than could be had got none, and all backups that waited for their turn were given up
-/// for it. It gets what can be had, copies and prefetches alike.
+/// Failure: a request for more host memory than available got none, and all queued backups were
+/// dropped for it. Here it gets what is available, for copies and prefetches alike.
 #[test]
 fn f83_room_for_a_part_is_used() {
     only_fails_with(&[Bug::HostRoomAllOrNothing], || {
         let mut stage = Stage::new(three_tiers(32, 8));
         stage.run(1, 1..=21);
-        // Three pages are on their way to L3: the others are all that can be had.
+        // Three pages are on their way to L3: the others are all that is available.
         stage.submit(2, 101..=113, 1);
         stage.plan();
         stage.ends(Kind::Probe, Outcome::Missing);

@@ -1,4 +1,4 @@
-//! A [`World`] with a short way to say what happens in it.
+//! A [`World`] with helpers for short tests.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use terrace_scheduler::{
 };
 use terrace_tests::{Transfer, World};
 
-/// What an operation does.
+/// Kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Probe,
@@ -19,10 +19,10 @@ pub(crate) enum Kind {
     Backup,
 }
 
-/// A world in which the audit runs after everything that happens.
+/// A world in which the audit runs after every event.
 pub(crate) struct Stage {
     pub(crate) world: World,
-    /// Operations that have not let go of their pages, and on which ranks.
+    /// Operations that have not released their pages, by rank.
     open: BTreeSet<(OpId, u32)>,
     next_op: OpId,
 }
@@ -33,7 +33,7 @@ impl Stage {
         Self { world, open: BTreeSet::new(), next_op: OpId(0) }
     }
 
-    // ---- what happens ----
+    // ---- input ----
 
     pub(crate) fn submit(&mut self, id: u64, prompt: impl IntoIterator<Item = Token>, new: u32) {
         self.submit_request(Request::new(id, prompt.into_iter().collect(), new));
@@ -60,8 +60,8 @@ impl Stage {
         self.world.last_plan()
     }
 
-    /// Performs the step in flight, which takes a millisecond for each token of a prompt. A wrong page
-    /// is the end of the test.
+    /// Executes the step in flight, which takes a millisecond for each prompt token. A wrong page
+    /// fails the test.
     pub(crate) fn compute(&mut self) {
         let tokens: u32 = self.world.last_plan().prefills.iter().map(|p| p.tokens).sum();
         self.wait_ms(tokens.into());
@@ -70,13 +70,13 @@ impl Stage {
         self.audit();
     }
 
-    /// Plans and performs a step, which there must be.
+    /// Plans and executes a step, which must exist.
     pub(crate) fn step(&mut self) {
         assert!(self.plan().step.is_some(), "there is nothing to compute");
         self.compute();
     }
 
-    /// An outcome on all ranks.
+    /// Reports an outcome on all ranks.
     pub(crate) fn report(&mut self, op: OpId, outcome: Outcome) {
         for rank in 0..self.world.scheduler.config().model.ranks {
             self.report_rank(op, rank, outcome);
@@ -91,12 +91,12 @@ impl Stage {
         self.audit();
     }
 
-    /// The latest operation of this kind ends well; what it was.
+    /// Completes the latest operation of this kind and returns its id.
     pub(crate) fn done(&mut self, kind: Kind) -> OpId {
         self.ends(kind, Outcome::Done)
     }
 
-    /// The latest operation of this kind has this outcome; what it was.
+    /// Reports an outcome of the latest operation of this kind and returns its id.
     pub(crate) fn ends(&mut self, kind: Kind, outcome: Outcome) -> OpId {
         let op = self.latest(kind);
         self.report(op, outcome);
@@ -107,25 +107,25 @@ impl Stage {
         self.world.now.0 += ms * 1000;
     }
 
-    /// Time passes until the scheduler wants to be asked again.
+    /// Advances the time to the scheduler's deadline.
     pub(crate) fn wait_for_deadline(&mut self) {
         let deadline = self.world.scheduler.deadline().expect("every wait has a bound");
         self.world.now = self.world.now.max(deadline);
     }
 
-    /// Device and host forget what nobody holds.
+    /// Evicts all unpinned pages from device and host.
     pub(crate) fn clear(&mut self) {
         self.world.scheduler.clear_cache();
         self.audit();
     }
 
-    /// Submits a request and lets everything go well until there is nothing left to do.
+    /// Submits a request and completes all work successfully.
     pub(crate) fn run(&mut self, id: u64, prompt: impl IntoIterator<Item = Token>) {
         self.submit(id, prompt, 1);
         self.settle();
     }
 
-    /// Everything goes well until there is nothing left to do, now or later.
+    /// Completes all work successfully, now and later.
     pub(crate) fn settle(&mut self) {
         for _ in 0..10_000 {
             let idle = self.plan().is_idle();
@@ -147,13 +147,13 @@ impl Stage {
         panic!("it never comes to rest");
     }
 
-    /// The end of every test: everything settles, nobody waits, nothing is held, all adds up.
+    /// Ends a test: all work completes, no request waits, no page is pinned, and the audit passes.
     pub(crate) fn finish(mut self) {
         self.settle();
         let stats = self.stats();
-        assert_eq!((stats.waiting, stats.running, stats.draining), (0, 0, 0), "somebody waits");
+        assert_eq!((stats.waiting, stats.running, stats.draining), (0, 0, 0), "a request waits");
         for tier in [stats.cache.device, stats.cache.host] {
-            assert_eq!(tier.available_pages(), tier.total_pages, "a page is held by nobody");
+            assert_eq!(tier.available_pages(), tier.total_pages, "a page is leaked");
         }
         self.clear();
         let stats = self.stats();
@@ -162,7 +162,7 @@ impl Stage {
         }
     }
 
-    // ---- what can be seen ----
+    // ---- queries ----
 
     pub(crate) fn audit(&self) {
         self.world.scheduler.audit();
@@ -176,21 +176,21 @@ impl Stage {
         self.world.scheduler.state(RequestId(id))
     }
 
-    /// How many pages of a prompt are on device, and behind those on host.
+    /// Returns the number of a prompt's pages on device, and of those behind them on host.
     pub(crate) fn cached(&self, prompt: impl IntoIterator<Item = Token>) -> (u32, u32) {
         let prompt: Vec<Token> = prompt.into_iter().collect();
         let cached = self.world.scheduler.cached(&prompt, "", "");
         (cached.device_pages, cached.host_pages)
     }
 
-    /// The keys of the whole pages of a prompt.
+    /// Returns the keys of a prompt's whole pages.
     pub(crate) fn keys(&self, prompt: impl IntoIterator<Item = Token>) -> Vec<PageKey> {
         let namespace = self.world.scheduler.namespace_of("", "");
         let page_size = self.world.scheduler.config().cache.page_size;
         Sequence::new(namespace, page_size, prompt.into_iter().collect()).keys().to_vec()
     }
 
-    /// The latest operation of this kind.
+    /// Returns the latest operation of this kind.
     pub(crate) fn latest(&self, kind: Kind) -> OpId {
         let mut latest_first = self.world.transfers.iter().rev();
         let found = latest_first.find(|(_, transfer)| kind_of(transfer) == kind);
@@ -223,12 +223,12 @@ impl Stage {
         }
     }
 
-    /// The row of a running request.
+    /// Returns the row of a running request.
     pub(crate) fn row(&self, id: u64) -> Vec<DevicePage> {
         self.world.scheduler.row(RequestId(id)).expect("it runs")
     }
 
-    /// Where the prefill of a request begins in the plan that was made last.
+    /// Returns the start of a request's prefill in the last plan.
     pub(crate) fn prefill_start(&self, id: u64) -> Option<u32> {
         let prefills = &self.world.last_plan().prefills;
         prefills

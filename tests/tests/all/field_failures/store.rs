@@ -1,4 +1,4 @@
-//! The third tier's own: what stores of this kind have handed out, kept and lost.
+//! Failures of the third tier: wrong, lost and leaked objects of stores.
 
 mod lifecycle;
 
@@ -25,7 +25,7 @@ const BYTES: usize = 8192;
 const SLOT_BYTES: u64 = BYTES as u64 + 4096;
 const PAGES: u32 = 16;
 
-/// A store and memory to use it with.
+/// A store, and memory to use it with.
 struct Bench<S> {
     store: Arc<S>,
     arena: Arena,
@@ -91,7 +91,7 @@ fn disk() -> Bench<DiskStore> {
     Bench::new(DiskStore::open(disk_config(directory.path())).unwrap(), Some(directory))
 }
 
-/// A disk with gates.
+/// Creates a disk store with gates.
 fn gated() -> (Bench<DiskStore>, Keeper) {
     let directory = tempfile::tempdir().unwrap();
     let gates = Arc::new(GatedDisk::new(directory.path()));
@@ -99,13 +99,13 @@ fn gated() -> (Bench<DiskStore>, Keeper) {
     (Bench::new(store, Some(directory)), gates.keeper())
 }
 
-/// Two tiers over a disk with gates.
+/// Creates two tiers over a disk with gates.
 fn tiers(promotion: PromotionConfig) -> (Bench<TieredStore>, Keeper) {
     let directory = tempfile::tempdir().unwrap();
     let gates = Arc::new(GatedDisk::new(directory.path()));
     let disk = DiskStore::open_on(gates.clone(), disk_config(directory.path())).unwrap();
     let config = TieredConfig { promotion, ..TieredConfig::default() };
-    // What is promoted is leased, which would get in the way of removals here.
+    // Promoted objects are leased, which would delay removals here.
     let tiers = TieredStore::new(memory_store(16, 0), disk, config).unwrap();
     (Bench::new(tiers, Some(directory)), gates.keeper())
 }
@@ -114,9 +114,9 @@ fn pages(count: u64) -> Vec<ObjectId> {
     (0..count).map(page).collect()
 }
 
-/// Keys left out the weights, the element type, the layout or the page size, so that KV of another model
-/// was served. Here they are part of the namespace, and to a store an object of another namespace is
-/// another object, even under an equal key.
+/// Failure: keys omitted the weights, the element type, the layout or the page size, so that KV of
+/// another model was served. Here they are part of the namespace, and equal keys in different
+/// namespaces are different objects.
 #[tokio::test]
 async fn f10_objects_of_another_model_are_others() {
     f10(&memory()).await;
@@ -140,8 +140,8 @@ async fn f10(bench: &Bench<impl Store>) {
     never_shared(bench, &model, &others).await;
 }
 
-/// The tenant's salt was not part of the key. It is part of the namespace, so tenants neither find,
-/// read, pin nor remove what is another's.
+/// Failure: the tenant's salt was not part of the key. Here it is part of the namespace, so tenants
+/// neither find, read, pin nor remove each other's objects.
 #[tokio::test]
 async fn f11_tenants_share_nothing_in_the_store() {
     let tenant = |salt| Namespace::new("model", 16).with("", salt);
@@ -170,9 +170,9 @@ async fn never_shared(bench: &Bench<impl Store>, of: &Namespace, others: &[Names
     bench.get(id).await.unwrap();
 }
 
-/// A read that moved fewer bytes than asked for, without an error, was accepted, and the rest of the
-/// buffer was whatever lay there. Here the count must be exact and every byte is verified; an object that
-/// has not the length of the target is refused before anything is read.
+/// Failure: a short read was accepted without an error, and the rest of the buffer was undefined.
+/// Here the length must be exact and every byte is verified. An object of another length than the
+/// target is refused before it is read.
 #[tokio::test]
 async fn f12_a_short_read_is_no_read() {
     let (bench, gates) = gated();
@@ -184,7 +184,7 @@ async fn f12_a_short_read_is_no_read() {
     assert_eq!(bench.get(page(0)).await, Err(StoreError::Missing), "it is not trusted any more");
     assert_eq!(bench.store.stats().disk.unwrap().corrupt, 1);
 
-    // A short write is no write.
+    // A short write fails too.
     gates.set(Direction::Write, Gate::Short);
     let short = bench.put_with(page(1), PutOptions::default()).await;
     assert!(matches!(&short, Err(error) if error.is_unwell()), "{short:?}");
@@ -201,9 +201,9 @@ async fn f12_a_short_read_is_no_read() {
     bench.get(page(0)).await.unwrap();
 }
 
-/// Names were hashed with a seed of the process, so that nothing was found after a restart, or the
-/// wrong thing. Names and headers are the same in every process, and one process reads what another
-/// has stored.
+/// Failure: names were hashed with a per-process seed, so that nothing, or the wrong object, was
+/// found after a restart. Here names and headers are the same in every process, and one process
+/// reads what another has stored.
 #[tokio::test]
 async fn f13_another_process_reads_what_this_one_has_stored() {
     let directory = tempfile::tempdir().unwrap();
@@ -253,7 +253,7 @@ async fn f13_the_other_process() {
     bench.put(f13_id()).await;
 }
 
-/// Buffers that were not registered worked over one transport and failed over the other. Here they
+/// Failure: unregistered buffers worked over one transport and failed over the other. Here they
 /// fail everywhere.
 #[tokio::test]
 async fn f39_unregistered_memory_is_refused_everywhere() {
@@ -276,8 +276,8 @@ async fn f39(bench: &Bench<impl Store>) {
     bench.get(page(0)).await.unwrap();
 }
 
-/// A put of an object that was there reported success, even while the first writer had not finished, and
-/// nobody could have it. Here a put that is second says which of the two it is.
+/// Failure: a put of an existing object reported success even while the first writer had not
+/// finished, when it could not be read. Here a second put distinguishes the two cases.
 #[tokio::test]
 async fn f40_a_put_is_not_done_before_the_first_one_is() {
     let (tiers, gates) = tiers(PromotionConfig::default());
@@ -310,7 +310,7 @@ async fn f40(bench: &Bench<impl Store + 'static>, gates: &GatedDisk) {
     let again = bench.put_with(page(0), PutOptions::default()).await;
     assert_eq!(again, Ok(Stored::AlreadyThere));
     bench.get(page(0)).await.expect("the first one's bytes");
-    // A first put that fails is not there for the second one either.
+    // After a failed first put the object does not exist for the second one.
     gates.set(Direction::Write, Gate::Fails);
     let failed =
         put(&*bench.store, &bench.arena, page(1).with_generation(1), BYTES, PutOptions::default());
@@ -320,13 +320,13 @@ async fn f40(bench: &Bench<impl Store + 'static>, gates: &GatedDisk) {
     bench.get(page(1).with_generation(1)).await.unwrap();
 }
 
-/// After a crash the SSD tier had lost objects, or named some that it had not. Here what was durable is
-/// there, and whatever the index names can be read. The crash is a copy of the files while the
-/// store has changes that it has not made durable.
+/// Failure: after a crash the SSD tier had lost objects, or listed some that it did not have. Here
+/// durable objects are found, and all listed objects can be read. The crash is a copy of the files
+/// while the store has changes that are not durable.
 #[tokio::test]
 async fn f41_a_crash_leaves_no_phantoms_and_loses_nothing_durable() {
     let directory = tempfile::tempdir().unwrap();
-    // Rounds take place when somebody asks for one, or nothing is free.
+    // Commits take place only on request, or when no slot is free.
     let config = DiskConfig { commit_interval_ms: 600_000, ..disk_config(directory.path()) };
     let bench = Bench::new(DiskStore::open(config.clone()).unwrap(), None);
     for id in pages(50) {
@@ -363,8 +363,8 @@ async fn f41_a_crash_leaves_no_phantoms_and_loses_nothing_durable() {
     assert_eq!(bench.store.stats().disk.unwrap().corrupt, 0);
 }
 
-/// A get that came too early said that the object was missing, and that was remembered although the
-/// object was stored before the answer was out. Here a put is the last word.
+/// Failure: a get that came too early recorded that the object was missing, although the object was
+/// stored before the answer. Here a put overrides earlier lookups.
 #[tokio::test(start_paused = true)]
 async fn f24_what_was_missing_is_not_held_against_what_is_stored() {
     let faulty = Arc::new(FaultyStore::new(Arc::new(memory_store(16, 5000))));

@@ -1,5 +1,5 @@
-//! Crashes and broken structure: a tree, a pin or a pool that does not add up. The audit runs after
-//! everything that happens, so each of these would end its test where it happens.
+//! Crashes and broken structure: inconsistent trees, pins and pools. The audit runs after every
+//! event, so each of these would fail its test at once.
 
 use terrace_cache::planted::Bug;
 use terrace_scheduler::{
@@ -9,8 +9,9 @@ use terrace_scheduler::{
 
 use super::{Kind, Stage, only_fails_with, three_tiers, two_tiers, with_l3};
 
-/// Pages from L3 were hung below a parent without a host copy, and eviction stumbled over it later. A
-/// host page may continue one that is on device only; when that one goes, what it led to goes with it.
+/// Failure: pages from L3 were inserted below a parent without a host copy, and eviction later
+/// failed on it. Here a host page may continue a device-only page; when that page is evicted, its
+/// continuation goes with it.
 #[test]
 fn f14_refill_below_a_page_without_host_copy() {
     let mut stage = Stage::new(three_tiers(6, 8));
@@ -31,7 +32,7 @@ fn f14_refill_below_a_page_without_host_copy() {
     stage.abort(3);
     stage.run(4, 101..=121);
     assert_eq!(stage.cached(1..=17), (0, 0), "nothing leads to the pages on host any more");
-    // Eviction goes on working on both tiers, and the prompt is found in L3 again.
+    // Eviction continues to work on both tiers, and the prompt is found in L3 again.
     stage.run(5, 201..=221);
     stage.wait_ms(10_000);
     stage.run(6, 1..=17);
@@ -39,8 +40,8 @@ fn f14_refill_below_a_page_without_host_copy() {
     stage.finish();
 }
 
-/// While somebody waits for a prefetch, the pages that it continues stay where they are, on device only
-/// as well as on host.
+/// While a request waits for a prefetch, the pages before it are kept, on device as well as on
+/// host.
 #[test]
 fn f14_prefix_of_a_prefetch_stays() {
     let mut stage = Stage::new(three_tiers(6, 8));
@@ -57,7 +58,7 @@ fn f14_prefix_of_a_prefetch_stays() {
     for probe in [stage.latest(Kind::Probe).0 - 1, stage.latest(Kind::Probe).0] {
         stage.report(OpId(probe), Outcome::Done);
     }
-    // The other request wants the whole device.
+    // The other request needs the whole device.
     stage.plan();
     let prefetch = stage.latest(Kind::Prefetch);
     assert!(stage.plan().step.is_none());
@@ -71,8 +72,8 @@ fn f14_prefix_of_a_prefetch_stays() {
     stage.finish();
 }
 
-/// The tree moved on while a prefetch was in flight and nobody waited for it: what it was to continue
-/// is gone. Then its pages go back to the pool instead of hanging in the air.
+/// The tree changed during a prefetch without waiters, and its prefix is gone. Here its pages
+/// return to the pool.
 #[test]
 fn f14_refill_of_a_prefix_that_is_gone() {
     let mut stage = Stage::new(three_tiers(6, 8));
@@ -95,8 +96,8 @@ fn f14_refill_of_a_prefix_that_is_gone() {
     stage.finish();
 }
 
-/// Pages were 'evicted to host' although the host had no room for them. Room is made first; if there is
-/// none, the pages are forgotten, and nothing claims to be on host.
+/// Failure: pages were 'evicted to host' although the host had no memory for them. Here memory is
+/// freed first; if there is none, the pages are dropped, and no host copy is recorded.
 #[test]
 fn f15_no_room_on_host_no_host_copy() {
     let mut config = three_tiers(4, 2);
@@ -104,7 +105,7 @@ fn f15_no_room_on_host_no_host_copy() {
     let mut stage = Stage::new(config);
     stage.run(1, 1..=9);
     assert_eq!(stage.cached(1..=9), (2, 0));
-    // The first request's pages are copied when the second needs the room, and stored in L3. That
+    // The first request's pages are copied when the second needs the memory, and stored in L3. That
     // takes long, and fills the host.
     stage.submit(2, 101..=113, 1);
     stage.plan();
@@ -115,7 +116,7 @@ fn f15_no_room_on_host_no_host_copy() {
     let backup = stage.latest(Kind::Backup);
     stage.compute();
     assert_eq!((stage.cached(1..=9), stage.cached(101..=113)), ((0, 2), (3, 0)));
-    // The third one's room is made by forgetting.
+    // The third one's memory is freed by dropping pages.
     stage.submit(3, 201..=213, 1);
     stage.plan();
     stage.done(Kind::Probe);
@@ -129,8 +130,8 @@ fn f15_no_room_on_host_no_host_copy() {
     stage.finish();
 }
 
-/// Host copies of pages that were on device too could not be evicted, and prefetches starved. They are
-/// the first that can be spared.
+/// Failure: host copies of pages on device could not be evicted, and prefetches starved. Here they
+/// are evicted first.
 #[test]
 fn f16_host_copies_of_device_pages_give_way() {
     let mut stage = Stage::new(three_tiers(16, 4));
@@ -152,15 +153,15 @@ fn f16_host_copies_of_device_pages_give_way() {
     stage.finish();
 }
 
-/// A load-back was not pinned until it was acknowledged, and eviction came back to its node from within
-/// the call that held it. The operation holds pins on its source, its destination and what lies before
-/// it, and eviction is never tried on pinned pages.
+/// Failure: a load-back was not pinned until it was acknowledged, and eviction reentered the call
+/// that held its node. Here the operation pins its source, its destination and its prefix, and
+/// pinned pages are not evicted.
 #[test]
 fn f17_load_back_is_pinned_until_its_outcome() {
     only_fails_with(&[Bug::EvictPinnedDevicePages, Bug::EvictPinnedHostPages], || {
         let mut stage = Stage::new(two_tiers(8, 6));
         stage.run(1, 1..=17);
-        // The end of it is evicted from the device; host has all of it.
+        // Its end is evicted from the device; host has all of it.
         stage.submit(2, 101..=125, 1);
         stage.plan();
         stage.abort(2);
@@ -169,7 +170,7 @@ fn f17_load_back_is_pinned_until_its_outcome() {
         stage.submit(5, 1..=17, 1);
         stage.plan();
         let load_back = stage.latest(Kind::LoadBack);
-        // Others want all the memory that is left, on both tiers.
+        // Other requests need the rest of both tiers.
         stage.submit(6, 301..=309, 1);
         stage.submit(7, 401..=409, 1);
         stage.abort(5);
@@ -188,8 +189,8 @@ fn f17_load_back_is_pinned_until_its_outcome() {
     });
 }
 
-/// Lets a request live through all states and calls it off after so many moves. Every third operation
-/// has the given outcome, the others go well.
+/// Runs a request and aborts it after `moves` moves. Every third operation has the given outcome;
+/// the others succeed.
 fn call_off_after(moves: usize, outcome: Outcome) {
     let mut stage = Stage::new(with_l3(6, 12, |l3: &mut L3Config| l3.backoff_base_ms = 0));
     stage.run(1, 1..=9);
@@ -215,8 +216,8 @@ fn call_off_after(moves: usize, outcome: Outcome) {
     stage.finish();
 }
 
-/// Pins were given back twice, or never. Releasing a pin consumes it, and whatever way a request's life
-/// ends, nothing is held afterwards.
+/// Failure: pins were released twice, or never. Here releasing a pin consumes it, and no page is
+/// pinned after any end of a request.
 #[test]
 fn f18_pins_balance_on_every_way_out() {
     only_fails_with(&[Bug::LeakPinOnAbort, Bug::LosePagesOnCompletion], || {
@@ -235,8 +236,8 @@ fn f18_pins_balance_on_every_way_out() {
     });
 }
 
-/// An abort in a state that did not expect it threw out of the scheduler's loop. Every state can be
-/// left by an abort; a request that has ended is unknown, and that is an answer.
+/// Failure: an abort in an unexpected state threw out of the scheduler's loop. Here every state
+/// accepts an abort; an abort of an ended request returns an error.
 #[test]
 fn f45_abort_in_any_state() {
     for wanted in [
@@ -253,7 +254,7 @@ fn f45_abort_in_any_state() {
     }
 }
 
-/// Lets three requests compete for the device, and aborts the first that comes to be in this state.
+/// Lets three requests compete for the device, and aborts the first that reaches this state.
 fn abort_when(wanted: StateName) {
     let mut config = three_tiers(5, 8);
     config.batch.decode_reserve_pages = 0;
@@ -284,7 +285,7 @@ fn abort_when(wanted: StateName) {
             }
         }
     }
-    panic!("nobody came to be {wanted:?}");
+    panic!("no request reached {wanted:?}");
 }
 
 fn abort_one_in(stage: &mut Stage, wanted: StateName) -> bool {
@@ -295,9 +296,9 @@ fn abort_one_in(stage: &mut Stage, wanted: StateName) -> bool {
     true
 }
 
-/// A retraction changed the request's state before it had checked that there was room, which leaked
-/// pages until the pool was stuck. Room on host is checked first; what it has no room for is not copied, and the
-/// request is retracted all the same.
+/// Failure: a retraction changed the request's state before it had checked the host memory, which
+/// leaked pages until the pool was exhausted. Here the memory is checked first; pages without room
+/// are not copied, and the request is retracted all the same.
 #[test]
 fn f46_retraction_checks_first() {
     only_fails_with(&[Bug::LoseSlotOnRetraction], || {
@@ -317,8 +318,8 @@ fn f46_retraction_checks_first() {
     });
 }
 
-/// Plain LRU took a parent before its child, for the parent was used less recently. Whatever the
-/// policy, only pages that nothing continues are up for eviction.
+/// Failure: plain LRU evicted a parent before its child, because the parent was used less recently.
+/// Here every policy evicts only leaves.
 #[test]
 fn f19_leaves_go_first() {
     only_fails_with(&[Bug::EvictParentFirst], || {
@@ -330,7 +331,7 @@ fn f19_leaves_go_first() {
             stage.run(2, (1..=4).chain(51..=59));
             for (id, first) in [(3, 101), (4, 201)] {
                 stage.run(id, first..=first + 8);
-                // What is left of a prompt is always a beginning of it.
+                // The remaining pages are always a prefix of a prompt.
                 let left = stage.cached(1..=13).0 + stage.cached((1..=4).chain(51..=59)).0;
                 assert!(left < 5, "{eviction:?} evicted nothing");
             }
@@ -341,8 +342,8 @@ fn f19_leaves_go_first() {
     });
 }
 
-/// A request id was used again after a preemption, and blocks of its first use leaked: their owner was found by
-/// name. Operations and pages belong to a request by its handle, which is never used twice.
+/// Failure: a request id was reused after a preemption, and blocks of its first use leaked, because
+/// they were looked up by id. Here operations and pages belong to a unique handle.
 #[test]
 fn f71_an_id_is_used_again_after_a_preemption() {
     for last_outcome in [Outcome::Done, Outcome::Failed, Outcome::TimedOut] {
@@ -360,7 +361,7 @@ fn f71_an_id_is_used_again_after_a_preemption() {
         let write_back = stage.latest(Kind::WriteBack);
         stage.abort(1);
         stage.plan();
-        // The copy of the first use is still under way when its id means another prompt.
+        // The copy of the first use is still in flight when the id is reused for another prompt.
         stage.submit(1, 201..=209, 1);
         stage.report(write_back, last_outcome);
         if last_outcome == Outcome::TimedOut {

@@ -1,5 +1,5 @@
-//! Wrong KV kept: what goes wrong on the way from device to host and L3, and is read much later. Each
-//! test goes on until a step has read the pages in question.
+//! Wrong KV stored: errors between device, host and L3 that are read much later. Each test ends
+//! with a step that reads the pages.
 
 use std::collections::BTreeSet;
 
@@ -8,8 +8,8 @@ use terrace_scheduler::{DevicePage, Outcome, RequestId, StateName, Token};
 
 use super::{Kind, Stage, only_fails_with, three_tiers, two_tiers};
 
-/// Host pages were evicted and reused while they were being backed up, so that unrelated KV was stored
-/// under their keys. A backup owns a pin until its outcome, however long that takes.
+/// Failure: host pages were evicted and reused during a backup, so that unrelated KV was stored
+/// under their keys. Here a backup holds a pin until its outcome.
 #[test]
 fn f03_backup_holds_its_host_pages() {
     only_fails_with(&[Bug::UnpinDuringBackup], || {
@@ -22,7 +22,7 @@ fn f03_backup_holds_its_host_pages() {
         stage.done(Kind::WriteBack);
         stage.plan();
         let backup = stage.latest(Kind::Backup);
-        // The next request's write-back wants two pages, and one is all it gets.
+        // The next request's write-back needs two pages and gets one.
         stage.submit(2, 101..=109, 1);
         stage.plan();
         stage.ends(Kind::Probe, Outcome::Missing);
@@ -32,7 +32,7 @@ fn f03_backup_holds_its_host_pages() {
         assert_eq!(stage.host_pages(write_back).len(), 1);
         stage.report(backup, Outcome::Done);
         stage.settle();
-        // What L3 holds under the first request's keys is the first request's.
+        // L3 holds the first request's KV under its keys.
         stage.clear();
         stage.submit(3, 1..=9, 1);
         stage.plan();
@@ -47,7 +47,7 @@ fn f03_backup_holds_its_host_pages() {
     });
 }
 
-/// The device pages that a step in flight writes.
+/// Returns the device pages that a step in flight writes.
 fn written_pages(stage: &Stage) -> BTreeSet<DevicePage> {
     let plan = stage.world.last_plan();
     let prefills = plan.prefills.iter().map(|p| (p.request, p.start, p.tokens));
@@ -60,8 +60,8 @@ fn written_pages(stage: &Stage) -> BTreeSet<DevicePage> {
     written
 }
 
-/// The copy to host read device pages that compute was still writing. A page is published, and only
-/// then copied, when the step that completed it was reported.
+/// Failure: the copy to host read device pages that compute was still writing. Here a page is
+/// published, and then copied, only when the step that completed it was reported.
 #[test]
 fn f07_write_back_follows_compute() {
     only_fails_with(&[Bug::PublishUncomputedPage], || {
@@ -83,7 +83,7 @@ fn f07_write_back_follows_compute() {
                 let read = stage.device_pages(copy.op);
                 assert!(read.iter().all(|page| !written.contains(page)), "{read:?} is written");
             }
-            // The copies end before the step does.
+            // The copies end before the step.
             for copy in copies {
                 stage.report(copy.op, Outcome::Done);
             }
@@ -100,8 +100,9 @@ fn f07_write_back_follows_compute() {
     });
 }
 
-/// An abort between the last token and the copy to host left host pages to be matched that nothing had
-/// been written to. Host pages are taken when the copy begins, abort or not, and matched when it has ended well.
+/// Failure: an abort between the last token and the copy to host left matchable host pages without
+/// content. Here host pages are allocated when the copy starts, with or without an abort, and
+/// matched when it has succeeded.
 #[test]
 fn f42_abort_while_draining() {
     only_fails_with(&[Bug::PublishFailedTransfer], || {
@@ -121,7 +122,7 @@ fn f42_abort_while_draining() {
     });
 }
 
-/// The same, but the copy is in flight and ends short: one page of two is on host, the other is not.
+/// Same, but the copy is in flight and ends early: one page of two is on host.
 #[test]
 fn f42_abort_while_writing_back() {
     only_fails_with(&[Bug::PublishFailedTransfer], || {
@@ -142,8 +143,8 @@ fn f42_abort_while_writing_back() {
     });
 }
 
-/// A failed copy to host was published, the device copy dropped, and the rubbish stored in L3. What
-/// failed is no copy: neither matched nor backed up.
+/// Failure: a failed copy to host was published, the device copy dropped, and the invalid bytes
+/// stored in L3. Here a failed copy is neither matched nor backed up.
 #[test]
 fn f43_failed_write_back_is_no_copy() {
     only_fails_with(&[Bug::PublishFailedTransfer], || {
@@ -167,8 +168,8 @@ fn f43_failed_write_back_is_no_copy() {
     });
 }
 
-/// A store refused a page and it counted as stored. A backup that falls short is offered again, and L3
-/// is believed to have a page only after it has said so.
+/// Failure: a page refused by the store counted as stored. Here an incomplete backup is retried,
+/// and L3 is assumed to have a page only after it has confirmed it.
 #[test]
 fn f44_failed_backup_is_offered_again() {
     for outcome in [Outcome::Failed, Outcome::Partial(1), Outcome::Missing] {

@@ -1,5 +1,5 @@
-//! Wrong KV served: the worst class, for it is silent. Each test goes on until a step has read the
-//! pages in question.
+//! Wrong KV served: the worst class, because it is silent. Each test ends with a step that reads
+//! the pages.
 
 use terrace_cache::planted::Bug;
 use terrace_scheduler::{Config, Outcome, Request, StateName};
@@ -18,9 +18,9 @@ fn two_pages_on_host_four_in_l3() -> Stage {
     stage
 }
 
-/// The suffix that a prefetch brought was inserted as if it began at page 0, so that load-backs used
-/// another page's KV. A prefetch here begins behind the pin it was planned with, and its pages are
-/// inserted behind that pin.
+/// Failure: the suffix from a prefetch was inserted as if it began at page 0, so that load-backs
+/// used another page's KV. Here a prefetch begins behind the pin that it was planned with, and its
+/// pages are inserted there.
 #[test]
 fn f01_prefetch_begins_behind_the_host_match() {
     only_fails_with(&[Bug::FetchFromPageZero], || {
@@ -43,8 +43,9 @@ fn f01_prefetch_begins_behind_the_host_match() {
     });
 }
 
-/// Keys were listed at admission, and by the time of the prefetch the host match had grown. The match
-/// is made again when the prefetch is planned, and its keys are those of the pages behind it.
+/// Failure: keys were listed at admission, and by the time of the prefetch the host match had
+/// grown. Here the match is repeated when the prefetch is planned, and its keys are those of the
+/// pages behind it.
 #[test]
 fn f02_match_grew_before_the_prefetch() {
     only_fails_with(&[Bug::UseKeysOfTheProbe], || {
@@ -58,7 +59,7 @@ fn f02_match_grew_before_the_prefetch() {
         stage.plan();
         let probe = stage.latest(Kind::Probe);
         assert_eq!(stage.l3_keys(probe).len(), 4);
-        // The other request computes the first two pages, while L3 says that it has all four.
+        // The other request computes the first two pages, while L3 reports all four.
         stage.report(other_probe, Outcome::Missing);
         stage.plan();
         stage.report(probe, Outcome::Done);
@@ -74,8 +75,8 @@ fn f02_match_grew_before_the_prefetch() {
     });
 }
 
-/// As before, but the match had shrunk: keys of later pages then stood for the first. Here L3 is asked
-/// once more, about everything that is missing now.
+/// Same, but the match has shrunk: keys of later pages were used for the first ones. Here L3 is
+/// queried again for all pages that are missing now.
 #[test]
 fn f02_match_shrank_before_the_prefetch() {
     let mut stage = Stage::new(three_tiers(8, 16));
@@ -100,8 +101,8 @@ fn f02_match_shrank_before_the_prefetch() {
     stage.finish();
 }
 
-/// A transfer failed and was marked as loaded, so that whatever lay in its pages was served. Here only
-/// pages that were reported sound are published; the others go back to the pool.
+/// Failure: a failed transfer was marked as loaded, so that undefined bytes were served. Here only
+/// pages that were reported valid are published; the others return to the pool.
 #[test]
 fn f04_failed_load_is_no_hit() {
     let bugs = [Bug::BelieveWholePrefetch, Bug::BelieveWholeLoadBack, Bug::PublishFailedTransfer];
@@ -131,8 +132,9 @@ fn f04_failed_load_is_no_hit() {
     });
 }
 
-/// Pages showed as a device hit before their load had ended, and the part that failed was freed while
-/// others shared it. Pages on their way cannot be matched: others wait for the very operation.
+/// Failure: pages showed as a device hit before their load had ended, and the failed part was freed
+/// while others shared it. Here pages in flight cannot be matched: other requests wait for the
+/// operation.
 #[test]
 fn f05_load_is_invisible_until_it_has_ended() {
     only_fails_with(&[Bug::BelieveWholeLoadBack, Bug::PublishFailedTransfer], || {
@@ -154,9 +156,9 @@ fn f05_load_is_invisible_until_it_has_ended() {
     });
 }
 
-/// A prefetch ended after another request had published the same pages, and inserting it freed the
-/// slots that it had been written to. Pages that came by another way meanwhile stay, ours are dropped
-/// or become the missing copy.
+/// Failure: a prefetch ended after another request had published the same pages, and its insertion
+/// freed the slots that it had been written to. Here existing pages stay; the prefetched ones are
+/// dropped or become the missing copy.
 #[test]
 fn f06_prefetch_is_overtaken() {
     for overtaken_on_host in [false, true] {
@@ -184,7 +186,7 @@ fn f06_prefetch_is_overtaken() {
         assert_eq!(stage.cached(1..=9), (2, 0));
         stage.step();
         assert_eq!(stage.prefill_start(2), Some(8));
-        // The host copy, whichever of the two it is, must be the right one as well.
+        // Either host copy must be the right one as well.
         stage.settle();
         stage.run(4, 101..=129);
         assert_eq!(stage.cached(1..=9), (0, 2));
@@ -194,8 +196,8 @@ fn f06_prefetch_is_overtaken() {
     }
 }
 
-/// A request was called off with its load in flight, and its pages were given to others while the copy
-/// still ran. An operation owns its pages until it has let go of them, whoever asked for it.
+/// Failure: a request was aborted with its load in flight, and its pages were reused while the copy
+/// still ran. Here an operation owns its pages until it has released them.
 #[test]
 fn f08_abort_while_loading() {
     let mut stage = Stage::new(two_tiers(6, 16));
@@ -220,7 +222,7 @@ fn f08_abort_while_loading() {
     stage.finish();
 }
 
-/// The same with a prefetch, called off by an abort, by the scheduler's deadline or by the driver's.
+/// Same with a prefetch, cancelled by an abort, by the scheduler's deadline or by the driver's.
 #[test]
 fn f08_prefetch_is_called_off() {
     only_fails_with(&[Bug::ReuseAfterDeadline, Bug::ReuseAfterTimeout], || {
@@ -238,7 +240,7 @@ fn f08_prefetch_is_called_off() {
                 "deadline" => stage.wait_for_deadline(),
                 _ => stage.report(prefetch, Outcome::TimedOut),
             }
-            // What others leave behind wants all of the host, and gets the two pages left.
+            // The write-back of other pages needs all of the host, and gets the two free pages.
             stage.submit(3, 101..=117, 1);
             stage.plan();
             if stage.stats().probes.in_flight > 0 {
@@ -254,7 +256,7 @@ fn f08_prefetch_is_called_off() {
             }
             stage.report(prefetch, Outcome::Done);
             stage.settle();
-            // Both are read back from where they are now.
+            // Both are read back from their current tiers.
             stage.run(4, 201..=261);
             stage.run(5, 101..=117);
             stage.run(6, 1..=9);
@@ -263,7 +265,7 @@ fn f08_prefetch_is_called_off() {
     });
 }
 
-/// The same with a step: its pages are free after an abort, but nobody gets any while it runs.
+/// Same with a step: its pages are free after an abort, but not reused while it runs.
 #[test]
 fn f08_abort_while_computing() {
     let mut stage = Stage::new(two_tiers(5, 0));
@@ -273,13 +275,13 @@ fn f08_abort_while_computing() {
     stage.submit(2, 101..=117, 2);
     assert!(stage.plan().rows.is_empty(), "device pages were handed out during a step");
     stage.compute();
-    assert_eq!(stage.cached(1..=16), (0, 0), "nobody vouches for what the step wrote");
+    assert_eq!(stage.cached(1..=16), (0, 0), "pages of an aborted step are not published");
     stage.step();
     stage.step();
     stage.finish();
 }
 
-/// The same with a copy to host: it settles, and what it brought is matched if it was sound.
+/// Same with a copy to host: it completes, and its pages are matched if they are valid.
 #[test]
 fn f08_abort_while_writing_back() {
     let mut stage = Stage::new(two_tiers(4, 8));
@@ -288,7 +290,7 @@ fn f08_abort_while_writing_back() {
     stage.plan();
     let write_back = stage.latest(Kind::WriteBack);
     stage.abort(1);
-    // The device pages that are being copied are not to be had.
+    // Device pages that are being copied are not available.
     stage.submit(2, 101..=113, 1);
     assert!(stage.plan().step.is_none());
     assert_eq!(stage.cached(1..=9), (2, 0));
@@ -301,8 +303,8 @@ fn f08_abort_while_writing_back() {
     stage.finish();
 }
 
-/// Data beside the KV came back shorter than the KV, and the whole prefix was published. All parts of a
-/// page report for themselves, and the shortest counts.
+/// Failure: auxiliary data was shorter than the KV, and the whole prefix was published. Here all
+/// parts of a page report separately, and the shortest counts.
 #[test]
 fn f09_shortest_part_counts() {
     only_fails_with(&[Bug::BelieveBestRank], || {
@@ -316,7 +318,7 @@ fn f09_shortest_part_counts() {
         stage.done(Kind::Probe);
         stage.plan();
         let prefetch = stage.latest(Kind::Prefetch);
-        // The last to report is the one that was not complete: its bytes are what is there.
+        // The incomplete part reports last: its length counts.
         stage.report_rank(prefetch, 0, Outcome::Partial(1));
         assert_eq!(stage.cached(1..=13), (0, 0));
         stage.report_rank(prefetch, 1, Outcome::Done);
@@ -329,8 +331,8 @@ fn f09_shortest_part_counts() {
     });
 }
 
-/// Keys left out weights, dtype, layout or page size, so that KV of another model was served after a
-/// swap. All of these are part of the namespace, whose digest every key begins with.
+/// Failure: keys omitted weights, dtype, layout or page size, so that KV of another model was
+/// served after a swap. Here all of these are part of the namespace, which every key includes.
 #[test]
 fn f10_keys_tell_models_apart() {
     let changes: [fn(&mut Config); 5] = [
@@ -362,8 +364,8 @@ fn salted(id: u64, salt: &str) -> Request {
     Request { salt: salt.to_owned(), ..Request::new(id, (1..=9).collect(), 1) }
 }
 
-/// The tenant's salt was not part of the key, so that one tenant hit another's KV. It is part of the
-/// namespace, in every tier.
+/// Failure: the tenant's salt was not part of the key, so that one tenant hit another's KV. Here it
+/// is part of the namespace, in every tier.
 #[test]
 fn f11_tenants_share_nothing() {
     only_fails_with(&[Bug::LeaveSaltOutOfNamespace], || {
@@ -386,8 +388,8 @@ fn f11_tenants_share_nothing() {
     });
 }
 
-/// A read that was too short passed as complete, and the rest of the buffer was whatever lay there. The
-/// driver reports how many pages are sound, and no others are published.
+/// Failure: a short read passed as complete, and the rest of the buffer was undefined. Here the
+/// driver reports the number of valid pages, and no others are published.
 #[test]
 fn f12_short_read_is_not_published() {
     only_fails_with(&[Bug::BelieveWholePrefetch], || {
@@ -413,8 +415,8 @@ fn f12_short_read_is_not_published() {
     });
 }
 
-/// Keys were seeded for each process: nothing was shared, or the wrong thing was. Keys depend on
-/// nothing but the namespace and the tokens, and what they are is fixed for ever.
+/// Failure: keys were seeded per process: nothing, or the wrong page, was shared. Here keys depend
+/// only on the namespace and the tokens, and never change.
 #[test]
 fn f13_keys_are_the_same_in_every_process() {
     let mut before = Stage::new(three_tiers(8, 8));
@@ -434,8 +436,9 @@ fn f13_keys_are_the_same_in_every_process() {
     before.finish();
 }
 
-/// A hit on all of a prompt whose length is an exact multiple of the page size led to wrong context. The last token
-/// is always computed, so the last page is computed again behind the pages that were found, in each tier.
+/// Failure: a full hit of a prompt whose length is a multiple of the page size led to wrong
+/// context. Here the last token is always computed, so the last page is computed again behind the
+/// hits, in each tier.
 #[test]
 fn f74_a_full_hit_of_whole_pages() {
     for page_size in [1, 2, 4, 8] {
@@ -450,7 +453,7 @@ fn f74_a_full_hit_of_whole_pages() {
             stage.run(1, prompt.clone());
             stage.run(2, prompt.clone());
             assert_eq!(stage.stats().device_hit_tokens, hit_tokens);
-            // Others need all of the device, and then host and device forget everything.
+            // Other requests need all of the device, and then device and host are cleared.
             stage.run(3, 1_001..=1_001 + page_size * 15);
             let first_hits = stage.stats().host_hit_tokens;
             stage.run(4, prompt.clone());
@@ -458,7 +461,7 @@ fn f74_a_full_hit_of_whole_pages() {
             stage.clear();
             stage.run(5, prompt.clone());
             assert_eq!(stage.stats().l3_hit_tokens, hit_tokens);
-            // The answer goes on behind it: each of its pages is read with the right context.
+            // The answer continues behind it: each of its pages is read with the right context.
             stage.submit(6, prompt, page_size * 3);
             stage.settle();
             stage.finish();
@@ -466,8 +469,8 @@ fn f74_a_full_hit_of_whole_pages() {
     }
 }
 
-/// In a training loop, KV of old weights was used with new ones. New weights have another namespace; and what is on its
-/// way when they come, to host or from L3, is kept on no tier when it arrives.
+/// Failure: in a training loop, KV of old weights was used with new ones. Here new weights have
+/// another namespace, and transfers in flight during the change are kept on no tier.
 #[test]
 fn f77_pages_of_old_weights_are_not_kept() {
     only_fails_with(&[Bug::KeepPagesOfOldWeights], || {

@@ -1,4 +1,4 @@
-//! How objects are freed, and how they move from disk to memory.
+//! Removal of objects, and their promotion from disk to memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ const PREFETCH: ExistsOptions = ExistsOptions { prefetch_to_memory: true, lease:
 const LEASE: ExistsOptions = ExistsOptions { prefetch_to_memory: false, lease: true };
 
 impl Bench<TieredStore> {
-    /// Stores objects such that only the disk has them: memory is full of pins meanwhile.
+    /// Stores objects on disk only, by filling memory with pins.
     async fn put_on_disk(&self, ids: &[ObjectId]) {
         let others: Vec<ObjectId> = (0..16).map(|number| page(1_000_000 + number)).collect();
         let pinned = PutOptions { pin: Some(HARD), durable: false };
@@ -43,7 +43,7 @@ impl Bench<TieredStore> {
         self.store.promotion_stats()
     }
 
-    /// Waits until none is under way.
+    /// Waits until no promotion is in flight.
     async fn promoted(&self) {
         while self.promotions().active > 0 {
             sleep(Duration::from_millis(1)).await;
@@ -98,8 +98,8 @@ async fn most_resident_objects(lease_ttl_ms: u64) -> u64 {
     most
 }
 
-/// A prefetch whose task could not be started stayed 'triggered' until its time was up: nobody tried
-/// again, and whoever waited for it waited in vain. Here a promotion reports its end however it ends.
+/// Failure: a prefetch whose task could not be started stayed 'triggered' until its timeout: it was
+/// not retried, and its waiters got nothing. Here every promotion reports its end.
 #[test]
 fn f36_a_promotion_that_never_began_is_over() {
     let promotion = PromotionConfig { remember_ms: 50, ..PromotionConfig::default() };
@@ -107,7 +107,7 @@ fn f36_a_promotion_that_never_began_is_over() {
     let (bench, gates) = tiers(promotion);
     let doomed = runtime();
     doomed.block_on(bench.put_on_disk(&pages(3)));
-    // Whoever carries promotions out goes away before any of them has ended.
+    // The runtime that runs promotions is dropped before any has ended.
     gates.set(Direction::Read, Gate::Shut);
     doomed.block_on(async {
         let (store, ids) = (bench.store.clone(), pages(3));
@@ -123,9 +123,9 @@ fn f36_a_promotion_that_never_began_is_over() {
         assert_eq!((bench.promotions().triggered, bench.promotions().active), (3, 0));
         let start = std::time::Instant::now();
         let served = bench.get_all(&pages(3), Duration::from_secs(60)).await;
-        assert!(start.elapsed() < Duration::from_secs(30), "nobody waits for what is over");
+        assert!(start.elapsed() < Duration::from_secs(30), "no waiter is left");
         assert!(served.iter().all(Result::is_ok), "{served:?}");
-        // One that fails on its way is over as well.
+        // A promotion that fails ends as well.
         sleep(Duration::from_millis(60)).await;
         gates.set(Direction::Read, Gate::Fails);
         bench.prefetch(&pages(3)).await;
@@ -141,8 +141,8 @@ fn f36_a_promotion_that_never_began_is_over() {
     });
 }
 
-/// The sweep that forgets old prefetches forgot those that were still under way: the same object moved
-/// twice, and those who waited got nothing. Here only what has ended is forgotten.
+/// Failure: the sweep of old prefetches dropped those in flight: the same object moved twice, and
+/// the waiters got nothing. Here only ended ones are dropped.
 #[tokio::test]
 async fn f37_a_promotion_under_way_is_not_forgotten() {
     let promotion = PromotionConfig { remember_ms: 1, ..PromotionConfig::default() };
@@ -169,8 +169,8 @@ async fn f37_a_promotion_under_way_is_not_forgotten() {
     assert_eq!(gates.reads_begun() - reads_begun, 2, "each object was read once");
 }
 
-/// A get polled the store for each object by itself, so that ten of them waited ten times, with a flood of
-/// calls. Here a batch waits once, and is woken.
+/// Failure: a get polled the store for each object separately, so that ten objects waited ten
+/// times, with a flood of calls. Here a batch waits once, and is woken.
 #[tokio::test(start_paused = true)]
 async fn f38_a_batch_waits_once() {
     let (bench, gates) = tiers(PromotionConfig { workers: 16, ..PromotionConfig::default() });
@@ -181,8 +181,8 @@ async fn f38_a_batch_waits_once() {
     while gates.waiting() < 10 {
         tokio::task::yield_now().await;
     }
-    // Nothing comes: the wait ends after its time, and the disk is asked once for each object. Its
-    // answers come after the gate has opened.
+    // The wait times out, and the disk is queried once for each object. Its answers arrive after
+    // the gate has opened.
     let start = Instant::now();
     let opened = async {
         while gates.waiting() < 20 {

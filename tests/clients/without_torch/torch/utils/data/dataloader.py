@@ -4,8 +4,8 @@ Item = TypeVar("Item")
 
 
 class DataLoader(Generic[Item]):
-    """Hands on the items of a data set in their order, one at a time. The worker that is asked for is the process
-    that reads: what it brings is the same."""
+    """Yields the items of a data set in order, one at a time, in the calling process, whatever the
+    number of workers."""
 
     def __init__(self, dataset, batch_size, shuffle, collate_fn, num_workers, **_):
         if batch_size != 1 or shuffle or num_workers > 1:

@@ -1,4 +1,5 @@
-//! Everything that happens to an engine comes through one channel, so that one task decides.
+//! Messages to the driver. All inputs of an engine arrive on one channel, so one task makes all
+//! decisions.
 
 use std::time::Duration;
 
@@ -12,9 +13,9 @@ use crate::model::{NewWeights, WeightsError};
 use crate::stepper::StepJob;
 use crate::view::{Figures, View};
 
-/// Something that has happened.
+/// A message to the driver.
 #[derive(Debug)]
-pub(crate) enum Happening {
+pub(crate) enum DriverMessage {
     Submit {
         generate: Box<Generate>,
         siblings: Vec<Sibling>,
@@ -39,16 +40,16 @@ pub(crate) enum Happening {
     },
     ClearCache(oneshot::Sender<Freed>),
     ClearDevice(oneshot::Sender<Freed>),
-    /// Replied to after the device was checked.
+    /// Answered after the device has been checked.
     CheckDevice(oneshot::Sender<()>),
     ReplaceWeights(WeightsChange),
-    /// The model has other weights, of this fingerprint, or has kept its own.
+    /// The model has replaced its weights and has this fingerprint, or has kept the old ones.
     WeightsReplaced(Result<String, WeightsError>),
     FollowKv {
         batches_max: usize,
         reply: oneshot::Sender<KvFeed>,
     },
-    /// Somebody who has to start over has read what waited.
+    /// A subscriber that needs a snapshot has drained its queue.
     KvFeedHasRoom,
     Shutdown {
         patience: Duration,
@@ -56,29 +57,29 @@ pub(crate) enum Happening {
     },
 }
 
-/// Somebody waits for other weights to be in use.
+/// A pending change of weights.
 #[derive(Debug)]
 pub(crate) struct WeightsChange {
-    /// Until the model has been given them.
+    /// The new weights, until they are passed to the model.
     pub(crate) weights: Option<NewWeights>,
     pub(crate) reply: oneshot::Sender<Result<(), WeightsError>>,
 }
 
-/// Where happenings are reported to. What is reported to an engine that has ended is dropped.
+/// Sender of driver messages. Messages to an engine that has ended are dropped.
 #[derive(Clone, Debug)]
-pub(crate) struct Happenings(mpsc::UnboundedSender<Happening>);
+pub(crate) struct DriverSender(mpsc::UnboundedSender<DriverMessage>);
 
-impl Happenings {
-    pub(crate) fn channel() -> (Self, mpsc::UnboundedReceiver<Happening>) {
+impl DriverSender {
+    pub(crate) fn channel() -> (Self, mpsc::UnboundedReceiver<DriverMessage>) {
         let (sender, receiver) = mpsc::unbounded_channel();
         (Self(sender), receiver)
     }
 
-    pub(crate) fn send(&self, happening: Happening) {
-        let _ = self.0.send(happening);
+    pub(crate) fn send(&self, message: DriverMessage) {
+        let _ = self.0.send(message);
     }
 
-    /// Waits until nothing is taken in any more.
+    /// Waits until the driver no longer receives messages.
     pub(crate) async fn closed(&self) {
         self.0.closed().await;
     }

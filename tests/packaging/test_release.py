@@ -87,6 +87,44 @@ class Crates(unittest.TestCase):
             needs = published.keys() & published[name].get("dependencies", {}).keys()
             self.assertLessEqual(needs, set(names[:place]), name)
 
+    def published(self, answer: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+        """Runs the script with a registry that has the first crate, and answers the first try of each other with `answer`."""
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            programs = {
+                "cargo": f"""#!/bin/sh
+                    case "$1" in
+                        info) [ "$3" = "$FIRST" ] ;;
+                        publish)
+                            echo "$4" >> {folder}/log
+                            [ "$(grep -cx "$4" {folder}/log)" = 1 ] || exit 0
+                            {answer} ;;
+                        *) exec {shutil.which("cargo")} "$@" ;;
+                    esac
+                """,
+                "sleep": f"#!/bin/sh\necho sleep $1 >> {folder}/log\n",
+            }
+            for program, text in programs.items():
+                (folder / program).write_text(text)
+                (folder / program).chmod(0o755)
+            first = run("scripts/release/crates", "--order").stdout.splitlines()[0].replace(" ", "@")
+            path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+            told = run("scripts/release/crates", PATH=path, FIRST=first, CARGO_REGISTRY_TOKEN="none")
+            log = folder / "log"
+            return told, log.read_text().splitlines() if log.exists() else []
+
+    def test_crates_that_are_there_are_skipped_and_waits_are_kept(self) -> None:
+        told, log = self.published('echo "error: 429 Too Many Requests" >&2; exit 1')
+        names = [line.split()[0] for line in run("scripts/release/crates", "--order").stdout.splitlines()]
+        self.assertEqual(told.returncode, 0, told.stderr)
+        self.assertEqual(log, [line for name in names[1:] for line in (name, "sleep 600", name)])
+        self.assertIn(f"{names[0]} ", told.stdout.splitlines()[0])
+
+    def test_another_failure_ends_the_release(self) -> None:
+        told, log = self.published('echo "error: no such token" >&2; exit 1')
+        self.assertEqual((told.returncode, len(log)), (1, 1))
+        self.assertIn("no such token", told.stderr)
+
     def test_registries_show_where_crates_come_from(self) -> None:
         with tempfile.TemporaryDirectory() as name:
             copy = Path(name)

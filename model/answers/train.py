@@ -8,7 +8,7 @@ history, `model.json` the shape. It needs PyTorch and NumPy:
     train.py --seconds 560 --out FOLDER                                  on a GPU
     train.py --seconds 560 --seed 18 --rate 0.004 --resume FOLDER/checkpoint.pt --out FOLDER
                                                                          continues with all lengths, on other texts
-    train.py --tiny --seconds 600 --out FOLDER                           on a CPU: a smaller model, short books
+    train.py --tiny --seconds 600 --out FOLDER                           on a CPU, to try the loop: a tiny model, short texts
 """
 
 import argparse
@@ -254,7 +254,7 @@ def arguments():
     parser.add_argument("--save-every", type=float, default=60, help="seconds between checkpoints")
     parser.add_argument("--workers", type=int, help="processes that make texts; default: all cores but two")
     parser.add_argument("--eager", action="store_true", help="do not compile the model")
-    parser.add_argument("--tiny", action="store_true", help="a smaller model that reads short books")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model and short texts, to try the loop")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("."))
     return parser.parse_args()
 

@@ -215,7 +215,13 @@ pub(super) fn fill(
         Part::Embeddings => 1.0,
         Part::Head => 4.0 / inputs,
         Part::FinalNorm
-        | Part::OfLayer(_, LayerPart::AttentionNorm | LayerPart::FeedForwardNorm) => {
+        | Part::OfLayer(
+            _,
+            LayerPart::AttentionNorm
+            | LayerPart::FeedForwardNorm
+            | LayerPart::QueryNorm
+            | LayerPart::KeyNorm,
+        ) => {
             let parameters = Parameters::default().wide(to.0).wide(count).float(1.0);
             // SAFETY: the part has that size.
             return Ok(unsafe { kernels.fill_with.launch(stream, BLOCKS, parameters) }?);

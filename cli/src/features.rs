@@ -139,7 +139,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
                 let config = FeatureConfig {
                     owner: Some(*owner),
                     max_resident_bytes: max_resident.as_u64(),
-                    // Nobody else can consume while this process has its turn.
+                    // No other process can consume during this turn.
                     when_full: if common.store.takes_turns() {
                         WhenFull::Refuse
                     } else {
@@ -190,7 +190,7 @@ impl Common {
     }
 }
 
-/// What is to be produced.
+/// Samples to produce.
 struct Production<'a> {
     prefix: &'a str,
     tensors: u32,
@@ -201,8 +201,8 @@ struct Production<'a> {
 /// After so long a store has forgotten a put that nobody will end: twice what Mooncake takes.
 const UNFINISHED_PUTS: Duration = Duration::from_secs(60);
 
-/// Whether a put may succeed later: a former life of this producer died while it put the sample, and a
-/// cluster keeps the place for a while; or the put took longer than the cluster lets one take.
+/// Returns whether a put may succeed later. A cluster keeps the place of a put for a while, whether its producer died
+/// or the put took longer than the cluster allows.
 fn is_unfinished(error: &FeatureError) -> bool {
     let FeatureError::Store { error, .. } = error else { return false };
     match error {

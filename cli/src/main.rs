@@ -77,7 +77,7 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(output) => {
-            // Whoever reads may have read enough.
+            // The reader of a pipe may have closed it.
             let _ = std::io::stdout().write_all(output.as_bytes());
             ExitCode::SUCCESS
         }

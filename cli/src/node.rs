@@ -136,14 +136,14 @@ fn pins_kept_ms(settings: &NodeSettings) -> u64 {
     u64::try_from(settings.pins_kept.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// What the node has to give, and the same in words.
+/// Opens the store that the node shares, and describes it.
 fn holding(settings: &NodeSettings) -> Result<(Arc<dyn LendingStore>, String), Box<dyn Error>> {
     let object_bytes_max = usize::try_from(settings.object_max.as_u64())?;
     let memory = MemoryConfig::new(settings.memory.as_u64(), object_bytes_max);
     let memory = MemoryStore::new(memory).map_err(|error| format!("--memory: {error}"))?;
     let place = format!("{} of memory", settings.memory);
     let Some(folder) = &settings.disk else { return Ok((Arc::new(memory), place)) };
-    // Where the system does not tell how large it is, it does not tell what is free either.
+    // A system that does not report the size of the file system does not report its free space either.
     let usual = || usual_reserve_bytes(folder).unwrap_or(0);
     let disk = DiskConfig {
         reserve_bytes: settings.disk_reserve.map_or_else(usual, Size::as_u64),
@@ -156,7 +156,7 @@ fn holding(settings: &NodeSettings) -> Result<(Arc<dyn LendingStore>, String), B
     Ok((Arc::new(TieredStore::new(memory, disk, tiers)?), place))
 }
 
-/// What the disk really has, and what became of what was there.
+/// Describes the space on the disk, and what happened to the objects on it.
 fn told_of(settings: &NodeSettings, disk: &DiskStore, folder: &Path) -> String {
     let capacity = Size(disk.stats().disk.unwrap_or_default().capacity_bytes);
     let mut told = format!("{capacity} in {}", folder.display());
@@ -182,7 +182,7 @@ fn told_of(settings: &NodeSettings, disk: &DiskStore, folder: &Path) -> String {
     told
 }
 
-/// What is wrong with the disk, and what to do.
+/// Returns the problem with the disk, and what to do.
 fn advised(error: OpenError) -> String {
     match error {
         OpenError::LittleFree { path, free_bytes, reserve_bytes, needed_bytes } => format!(

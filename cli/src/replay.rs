@@ -87,7 +87,7 @@ pub(crate) struct Arguments {
     calibrate: Option<PathBuf>,
 }
 
-/// What depends on the machine.
+/// Figures that depend on the machine.
 #[derive(Serialize)]
 pub(crate) struct Run {
     trace: String,
@@ -97,7 +97,7 @@ pub(crate) struct Run {
     threads: usize,
 }
 
-/// What is printed as JSON.
+/// The JSON output.
 #[derive(Serialize)]
 struct WithRun<'a, T> {
     #[serde(flatten)]
@@ -124,7 +124,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
     }
     let axes = arguments.sweeps.iter().map(|text| Axis::parse(text));
     let axes = axes.collect::<Result<Vec<_>, _>>()?;
-    // What cannot be configured or written is refused before a long trace is read.
+    // Invalid settings and outputs are refused before a long trace is read.
     Sweep::check(&options, &axes)?;
     if arguments.source.is_synthetic() && axes.iter().any(|axis| axis.setting == Setting::Seed) {
         return Err("--sweep seed: synthetic requests depend on the seed too, and a sweep replays a single \
@@ -192,7 +192,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
     arguments.output(&sweep, run, |run| comparison::draw(&trace, &sweep, run))
 }
 
-/// Nobody stops a replay but who ends the program.
+/// A replay is stopped only by ending the program.
 static NEVER: AtomicBool = AtomicBool::new(false);
 
 impl Arguments {

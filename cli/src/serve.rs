@@ -166,7 +166,7 @@ impl StartBar {
     }
 }
 
-/// Tells the person who started the server. If nobody can be told any more, it serves all the same.
+/// Writes to standard error. A failed write does not stop the server.
 pub(crate) fn say(text: &str) {
     let _ = std::io::stderr().write_all(text.as_bytes());
 }
@@ -199,11 +199,10 @@ async fn told_to_stop(mut signals: Signals, patience: Duration) {
     });
 }
 
-/// What is wrong; and of L3, which comes and goes, also that all is well again, or whoever reads the
-/// log would think that the trouble lasts.
+/// Warnings and errors. For L3, whose problems come and go, also the message that a problem is over.
 const LOG_FILTER: &str = "warn,terrace_l3=info";
 
-/// Whether log lines have colours: on a terminal, unless the environment forbids them (`NO_COLOR`).
+/// Returns whether log lines have colours: on a terminal, unless `NO_COLOR` is set.
 fn uses_colours() -> bool {
     let is_forbidden = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     std::io::stderr().is_terminal() && !is_forbidden
@@ -219,7 +218,7 @@ pub(crate) fn start_log(filter: Option<&str>) -> Result<(), Box<dyn Error>> {
             asked.unwrap_or_else(|| LOG_FILTER.parse().expect("it is written as it should be"))
         }
     };
-    // Where nothing can be written, saying so would panic: in whichever task had something to say.
+    // A message about a failed write would panic in the task that logs.
     let to_stderr = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(uses_colours())

@@ -20,10 +20,10 @@ pub(crate) use variables::unknown as unknown_variables;
 /// Values given by flags and environment variables.
 pub(crate) struct Given<C: Configuration>(Vec<(&'static Setting<C>, Origin, String)>);
 
-/// Where a setting's value came from.
+/// Source of a setting's value.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Origin {
-    /// Nobody gave one.
+    /// No value was given.
     Default,
     /// A line of the file.
     File {
@@ -61,12 +61,12 @@ impl<C: Configuration + Default + DeserializeOwned> Given<C> {
 }
 
 impl<C: Configuration> Resolved<C> {
-    /// Whether nobody has given the setting.
+    /// Returns whether no value was given for the setting.
     pub(crate) fn is_default(&self, path: &str) -> bool {
         !self.origins.contains_key(path)
     }
 
-    /// What is wrong with a setting, by the name under which the user gave it.
+    /// Describes a problem with a setting, by the name under which the user gave it.
     pub(crate) fn complaint(&self, path: &str, value: &str, advice: &str) -> String {
         match C::setting(path) {
             Some(setting) => {
@@ -99,7 +99,7 @@ impl Origin {
     }
 }
 
-/// What was given about clusters and nodes, for commands that need nothing else of a server's settings.
+/// Settings of clusters and nodes, for commands that need no other settings of a server.
 pub(crate) struct GivenClusters(Given<Config>);
 
 impl GivenClusters {
@@ -164,7 +164,7 @@ impl<C: Configuration> FromArgMatches for Given<C> {
     }
 }
 
-/// Which of the settings were given, and by what.
+/// Returns the settings that were given, with their sources.
 fn given<C: Configuration>(
     matches: &ArgMatches,
     settings: impl Iterator<Item = &'static Setting<C>>,

@@ -1,4 +1,4 @@
-//! How the programs that serve are told to stop.
+//! Signals that stop the serving commands.
 //!
 //! SIGHUP stops a server as SIGTERM does. It comes when the terminal closes in which the server was
 //! started: whoever closes it wants the server gone, and gone in order, with its pages on disk. There is
@@ -54,7 +54,7 @@ async fn heard(signal: &mut Option<Signal>) {
     }
 }
 
-/// Whether whoever started this process wants it to outlive the terminal.
+/// Returns whether this process was started to outlive its terminal.
 #[cfg(unix)]
 fn is_hangup_ignored() -> bool {
     const HANGUP: u64 = 1;

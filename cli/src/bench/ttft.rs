@@ -16,12 +16,12 @@ use terrace_server::{Config, L3Choice, Size, launch};
 const PATIENCE: Duration = Duration::from_secs(60);
 const PAGE_SIZE: u32 = 16;
 
-/// What to measure.
+/// Parameters of the measurement.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Workload {
     /// The prompt's length.
     pub(crate) tokens: usize,
-    /// How often; the median counts.
+    /// Number of rounds; the median is reported.
     pub(crate) rounds: usize,
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct Figures {
     host_ms: f64,
     /// From disk, after a restart.
     l3_ms: f64,
-    /// How much of the time of computing the fetch from disk took.
+    /// Time of the fetch from disk as a share of the time of computing.
     l3_share: f64,
 }
 
@@ -118,7 +118,7 @@ impl Workload {
     }
 }
 
-/// What is being done: a bar where somebody looks, lines where they are kept.
+/// Progress: a bar on a terminal, lines elsewhere.
 struct Progress {
     bar: ProgressBar,
     rounds: usize,
@@ -195,7 +195,7 @@ async fn first_token(
     Err("the engine has ended".into())
 }
 
-/// What one request leaves behind must not slow down the next.
+/// Waits for the transfers of one request, which would slow down the next.
 async fn wait_for_copies(engine: &Engine) {
     while let Some(figures) = engine.figures().await {
         let stats = figures.scheduler;

@@ -1,4 +1,4 @@
-//! Where samples are, and how a process gets at them.
+//! Stores of samples, and access to them.
 //!
 //! A store on disk has one user at a time, so those who share one take turns: open, work for a moment,
 //! close. A cluster and nodes have many, and a process keeps its connection.
@@ -56,7 +56,7 @@ impl Place {
         }
     }
 
-    /// Whether processes take turns.
+    /// Returns whether processes take turns.
     pub(super) fn takes_turns(&self) -> bool {
         match self {
             Self::Disk(_) => true,
@@ -65,7 +65,7 @@ impl Place {
     }
 }
 
-/// How large things are, and how long a turn lasts.
+/// Sizes, and the length of a turn.
 #[derive(Clone, Copy)]
 pub(super) struct Sizes {
     pub(super) capacity_bytes: u64,
@@ -81,7 +81,7 @@ pub(super) struct Turn {
     _registration: Registration,
     /// `None` if nobody else waits for the store.
     ends: Option<Instant>,
-    /// Whether samples may be in memory of this process, and go with it.
+    /// Returns whether samples may be in memory of this process, and are lost with it.
     pub(super) offers_segment: bool,
     tended: Instant,
 }
@@ -126,7 +126,7 @@ impl Turn {
         })
     }
 
-    /// Has memory for a sample of so many tensors.
+    /// Allocates memory for a sample with the given number of tensors.
     pub(super) fn fit(&mut self, pages: u32) -> Result<(), Failure> {
         if self.arena.pages() < pages {
             (self.arena, self._registration) =
@@ -139,7 +139,7 @@ impl Turn {
         self.ends.is_some_and(|ends| Instant::now() >= ends)
     }
 
-    /// Whether others can use the store meanwhile.
+    /// Returns whether other processes can use the store during this turn.
     pub(super) fn is_shared(&self) -> bool {
         self.ends.is_none()
     }
@@ -180,12 +180,12 @@ impl Turn {
     }
 }
 
-/// So long a node that does not answer is waited for: it may have much to do, or just have been started.
+/// Wait for a node that does not answer: it may be busy or starting.
 pub(super) const AWAY_MAX: Duration = Duration::from_secs(10);
 /// And so long before it is asked again.
 pub(super) const PAUSE: Duration = Duration::from_millis(50);
 
-/// Whether it failed because a node does not answer; nothing has happened then.
+/// Returns whether a call failed because a node does not answer. Such a call has changed nothing.
 pub(super) fn is_away(error: &FeatureError) -> bool {
     matches!(error, FeatureError::Store { error: StoreError::HolderAway, .. })
 }

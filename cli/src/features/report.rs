@@ -1,4 +1,4 @@
-//! What `terrace features` prints.
+//! Output of `terrace features`.
 
 use std::error::Error;
 use std::io::IsTerminal;
@@ -10,7 +10,7 @@ use terrace_replay::Size;
 
 type Failure = Box<dyn Error>;
 
-/// What a run came to.
+/// Totals of a run.
 #[derive(Default, Serialize)]
 pub(super) struct Totals {
     pub(super) samples: u64,
@@ -91,7 +91,7 @@ impl Progress {
     }
 }
 
-/// What a gc found and left.
+/// Result of a garbage collection.
 #[derive(Serialize)]
 pub(super) struct GcOutcome {
     pub(super) report: GcReport,

@@ -1,4 +1,4 @@
-//! What a sweep found, as a table for a terminal.
+//! Results of a sweep as a table for a terminal.
 
 use terrace_replay::human::{count, milliseconds, percent, whole};
 use terrace_replay::{Sweep, SweepPoint};

@@ -1,4 +1,4 @@
-//! What the caches of workers held, by the KV events that they told: from a recording, or as they come.
+//! Cache contents of workers by their KV events, from a recording or live.
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -43,7 +43,7 @@ impl KvEvents {
         !self.sources.is_empty()
     }
 
-    /// What the workers held.
+    /// Contents of the caches.
     pub(crate) fn study(&self) -> Result<StudyReport, Box<dyn Error>> {
         let mut study = Study::new(BLOCKS_MAX);
         let (live, files): (Vec<_>, Vec<_>) =
@@ -82,7 +82,7 @@ impl KvEvents {
             followers.spawn(async move {
                 let name = source.events.to_string();
                 let stats = FollowStats::default();
-                // What does not fit is missed, and said to be.
+                // Events that do not fit are dropped, and the receiver is told to forget the worker.
                 let mut is_whole = true;
                 follow(&source, &stats, |heard| {
                     if !is_whole {

@@ -1,4 +1,4 @@
-//! What a replay found, for a terminal.
+//! Summary of a replay for a terminal.
 
 use std::fmt::Write;
 

@@ -13,7 +13,7 @@ use super::Origin;
 /// Columns of a line of comments.
 const WIDTH: usize = 100;
 
-/// What a file says, and which of its lines says what.
+/// Reads a file, and the line of each setting in it.
 pub(super) fn read<C: DeserializeOwned>(
     file: &Path,
 ) -> Result<(C, BTreeMap<String, Origin>), String> {

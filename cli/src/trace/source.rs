@@ -1,4 +1,4 @@
-//! Where a trace comes from: a file, a folder, standard input, or nowhere.
+//! Sources of traces: a file, a folder, standard input, or none.
 
 use std::error::Error;
 use std::io;

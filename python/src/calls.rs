@@ -71,9 +71,9 @@ pub(crate) fn call<T: Send + 'static>(
             let done = work.await;
             // Fails when the interpreter is shutting down.
             Python::try_attach(|python| {
-                let told = done.map_err(|error| broken(&error.to_string()));
-                let told = told.and_then(|done| tell(python, done));
-                let (value, error) = match told {
+                let result = done.map_err(|error| broken(&error.to_string()));
+                let result = result.and_then(|done| tell(python, done));
+                let (value, error) = match result {
                     Ok(value) => (value, python.None()),
                     Err(error) => (python.None(), error.into_value(python).into_any()),
                 };

@@ -48,7 +48,7 @@ impl Lent {
     /// Returns the arrays as tensors with these specs.
     fn tensors(&self, specs: Vec<TensorSpec>) -> Vec<Tensor> {
         let tensor = |(spec, arena): (TensorSpec, &Arena)| {
-            Tensor::new(spec, arena.source(0).expect("nobody else knows it"))
+            Tensor::new(spec, arena.source(0).expect("the arena is not shared yet"))
         };
         specs.into_iter().zip(&self.arenas).map(tensor).collect()
     }
@@ -128,7 +128,7 @@ impl NativeFeatures {
     ) -> PyResult<Py<PyAny>> {
         let (features, reference) = (self.ready()?, reference_of(reference)?);
         let lent = self.lend(python, &arrays)?;
-        let target = |arena: &Arena| arena.target(0).expect("nobody else knows it");
+        let target = |arena: &Arena| arena.target(0).expect("the arena is not shared yet");
         let targets: Vec<Target> = lent.arenas.iter().map(target).collect();
         let get = async move {
             let read = features.get_into(&reference, targets).await;

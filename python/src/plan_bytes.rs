@@ -106,7 +106,7 @@ impl<'a> PlanBytes<'a> {
     /// produced it yet.
     fn write_tokens(&self, scheduler: &Scheduler, out: &mut Writer<'_>) {
         for prefill in &self.plan.prefills {
-            let tokens = scheduler.tokens(prefill.request).expect("whoever computes is alive");
+            let tokens = scheduler.tokens(prefill.request).expect("a computing request is live");
             let places = prefill.start as usize..(prefill.start + prefill.tokens) as usize;
             for part in tokens.range(places) {
                 out.entries(part.iter().map(|&token| [token]));

@@ -52,7 +52,7 @@ impl Shared {
     fn with<R>(&self, work: impl FnOnce(&mut Cache) -> PyResult<R>) -> PyResult<R> {
         let mut guard = self.cache.lock();
         let Some(cache) = guard.as_mut() else {
-            return Err(broken("it was told before"));
+            return Err(broken("an earlier call has failed"));
         };
         let done = unless_it_panics(|| work(cache));
         if done.is_err() {

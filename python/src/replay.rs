@@ -261,12 +261,12 @@ pub(crate) fn sweep(
     let axes = axes.map_err(IntoPython::into_python)?;
     let (stop, done) = (AtomicBool::new(false), AtomicUsize::new(0));
     let all = Sweep::size(&axes);
-    let mut told = 0;
+    let mut completed = 0;
     let mut meanwhile = |python: Python<'_>| {
         python.check_signals()?;
         let done = done.load(Ordering::Relaxed);
-        if let Some(progress) = progress.as_ref().filter(|_| done > told) {
-            told = done;
+        if let Some(progress) = progress.as_ref().filter(|_| done > completed) {
+            completed = done;
             progress.call1(python, (done, all))?;
         }
         Ok(())

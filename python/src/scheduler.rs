@@ -36,7 +36,7 @@ pub(crate) struct NativeScheduler {
 /// Optional properties of a request.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct Wishes {
+struct RequestOptions {
     computes_prompt: bool,
     waits_for_tokens: bool,
     passages: Vec<Passage>,
@@ -50,7 +50,7 @@ impl NativeScheduler {
     fn with<R>(&self, work: impl FnOnce(&mut Inner) -> PyResult<R>) -> PyResult<R> {
         let mut guard = self.inner.lock();
         let Some(inner) = guard.as_mut() else {
-            return Err(broken("it was told before"));
+            return Err(broken("an earlier call has failed"));
         };
         let done = unless_it_panics(|| work(inner));
         if done.is_err() {
@@ -96,15 +96,15 @@ impl NativeScheduler {
         salt: String,
         wishes: Option<&str>,
     ) -> PyResult<()> {
-        let wishes: Wishes = match wishes {
-            None => Wishes::default(),
+        let wishes: RequestOptions = match wishes {
+            None => RequestOptions::default(),
             Some(text) => serde_json::from_str(text).map_err(bad_argument)?,
         };
         let prompt = prompt.as_slice().map_err(bad_argument)?.to_vec();
         let is_long = prompt.len() >= LONG_PROMPT;
         let mut request = Request::new(id, prompt, max_new_tokens);
         (request.priority, request.adapter, request.salt) = (priority, adapter, salt);
-        let Wishes { computes_prompt, waits_for_tokens, passages, reads, writes, siblings } =
+        let RequestOptions { computes_prompt, waits_for_tokens, passages, reads, writes, siblings } =
             wishes;
         (request.computes_prompt, request.waits_for_tokens) = (computes_prompt, waits_for_tokens);
         (request.passages, request.siblings) = (passages, siblings);
@@ -314,18 +314,22 @@ impl NativeScheduler {
                 false => inner.scheduler.drain_kv_events(&mut inner.events),
             }
             let events = &inner.events;
-            let told = PyList::empty(python);
+            let events_list = PyList::empty(python);
             for event in events.iter() {
-                tell(python, &event, &told)?;
+                append_event(python, &event, &events_list)?;
             }
-            Ok((events.is_snapshot, events.first(), events.next, told))
+            Ok((events.is_snapshot, events.first(), events.next, events_list))
         })
     }
 }
 
 /// Appends an event: its kind, its tier, the digest of its namespace, the key before its pages,
 /// their keys, their tokens, and the contents of some of them.
-fn tell(python: Python<'_>, event: &KvEvent<'_>, told: &Bound<'_, PyList>) -> PyResult<()> {
+fn append_event(
+    python: Python<'_>,
+    event: &KvEvent<'_>,
+    events_list: &Bound<'_, PyList>,
+) -> PyResult<()> {
     match event {
         KvEvent::Stored { tier, namespace, parent, keys, tokens, contents } => {
             let tokens: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
@@ -333,7 +337,7 @@ fn tell(python: Python<'_>, event: &KvEvent<'_>, told: &Bound<'_, PyList>) -> Py
                 (content.page, PyBytes::new(python, &content.digest.0.to_le_bytes()))
             };
             let contents: Vec<_> = contents.iter().map(content).collect();
-            told.append((
+            events_list.append((
                 "stored",
                 tier_name(*tier),
                 key(python, *namespace),
@@ -343,13 +347,13 @@ fn tell(python: Python<'_>, event: &KvEvent<'_>, told: &Bound<'_, PyList>) -> Py
                 contents,
             ))
         }
-        KvEvent::Removed { tier, namespace, keys } => told.append((
+        KvEvent::Removed { tier, namespace, keys } => events_list.append((
             "removed",
             tier_name(*tier),
             key(python, *namespace),
             all_keys(python, keys),
         )),
-        KvEvent::Cleared => told.append(("cleared",)),
+        KvEvent::Cleared => events_list.append(("cleared",)),
     }
 }
 

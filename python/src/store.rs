@@ -81,7 +81,7 @@ struct NodesSettings {
 }
 
 /// One result code per object, and the errors by index.
-type Told = (Py<PyBytes>, Vec<(usize, PyErr)>);
+type BatchResult = (Py<PyBytes>, Vec<(usize, PyErr)>);
 
 impl NativeStore {
     pub(crate) fn ready(&self) -> PyResult<Arc<dyn Store>> {
@@ -293,8 +293,8 @@ fn tell<T>(python: Python<'_>, results: Results<T>, code: impl Fn(T) -> u8) -> P
         }
     });
     let codes: Vec<u8> = codes.collect();
-    let told: Told = (PyBytes::new(python, &codes).unbind(), errors);
-    Ok(told.into_pyobject(python)?.into_any().unbind())
+    let result: BatchResult = (PyBytes::new(python, &codes).unbind(), errors);
+    Ok(result.into_pyobject(python)?.into_any().unbind())
 }
 
 pub(crate) fn nothing<E: IntoPython>(

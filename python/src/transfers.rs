@@ -49,7 +49,7 @@ struct Region {
 
 /// The result of a job for Python: its number, its kind, a code per key, bytes, seconds, and the
 /// message of the first error.
-type Told = (u64, &'static str, Py<PyBytes>, u64, f64, Option<String>);
+type CompletedTuple = (u64, &'static str, Py<PyBytes>, u64, f64, Option<String>);
 
 #[pymethods]
 impl NativeTransfers {
@@ -163,8 +163,8 @@ impl NativeTransfers {
     }
 
     /// Returns the ended jobs that were not returned yet.
-    fn drain(&self, python: Python<'_>) -> Vec<Told> {
-        self.board.take().into_iter().map(|ended| told(python, ended)).collect()
+    fn drain(&self, python: Python<'_>) -> Vec<CompletedTuple> {
+        self.board.take().into_iter().map(|ended| completed(python, ended)).collect()
     }
 
     /// Waits until no job is in flight, for at most `seconds`; returns whether none is.
@@ -245,7 +245,7 @@ impl NativeTransfers {
         if wait {
             let tell = |python: Python<'_>, ended: Option<Ended>| {
                 let ended = ended.expect("it is waited for");
-                Ok(told(python, ended).into_pyobject(python)?.into_any().unbind())
+                Ok(completed(python, ended).into_pyobject(python)?.into_any().unbind())
             };
             return call(python, performed, tell, None);
         }
@@ -254,7 +254,7 @@ impl NativeTransfers {
     }
 }
 
-fn told(python: Python<'_>, ended: Ended) -> Told {
+fn completed(python: Python<'_>, ended: Ended) -> CompletedTuple {
     let Ended { number, kind, codes, bytes, seconds, error } = ended;
     (number, kind.name(), PyBytes::new(python, &codes).unbind(), bytes, seconds, error)
 }

@@ -204,7 +204,7 @@ impl<L: Loan> Batch<L> {
         let arena = arena_at(address, length, length, owner)?;
         Ok(transient.store.register(&arena).map(|registration| {
             self.registrations.push(registration);
-            L::lend(&arena, 0, length).expect("nobody else knows this arena")
+            L::lend(&arena, 0, length).expect("the arena is not shared yet")
         }))
     }
 }

@@ -14,7 +14,7 @@ const { CHROMIUM, MODULES, SCREENSHOT, TERRACE } = process.env;
 const { chromium } = createRequire(join(MODULES, "here.js"))("playwright-core");
 
 /** The server may be slow on a busy machine; nothing here is about speed. */
-const PATIENCE_MS = 60_000;
+const PATIENCE_MS = 180_000;
 /** Typed before the example. If data became markup, this would be an element. */
 const MARKUP = '<i id="markup">typed</i> ';
 

@@ -14,7 +14,7 @@ const { CHROMIUM, MODULES, SCREENSHOT, TERRACE } = process.env;
 const { chromium } = createRequire(join(MODULES, "here.js"))("playwright-core");
 
 /** The server may be slow on a busy machine; nothing here is about speed. */
-const PATIENCE_MS = 60_000;
+const PATIENCE_MS = 180_000;
 /** Typed before the example. If data became markup, this would be an element. */
 const MARKUP = '<i id="markup">typed</i> ';
 
@@ -191,7 +191,7 @@ async function boxesOf(page) {
     await page.setViewportSize({ width, height: 800 });
     // Each view may draw anew; two frames later everything is in its place.
     await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
-    const parts = "header, header > *, #connection, #figures > *, #guide, #steps > *, #next, main > *, main > * > *, .tier, .chart, footer";
+    const parts = "header, header > *, #connection, #figures > *, #guide, #steps > *, #next, main > *, main > * > *, .tier, .chart";
     boxes[width] = await page.locator(parts).evaluateAll((all) =>
       all.map((part) => {
         const { x, y, width, height } = part.getBoundingClientRect();
@@ -259,7 +259,7 @@ async function guideOf(page) {
   return { done, next: next.join(), button: await page.locator("#next").innerText() };
 }
 
-/** Forgets with the button of the guide, until no page is left that a copy still uses. */
+/** Forgets with the button of the guide, which also marks the control for it. */
 async function forgetByGuide(page, label) {
   assert.equal((await guideOf(page)).button, label);
   const control = await page.evaluate(() => [document.querySelector("#forget").className, document.querySelector("#forget-tiers").value]);

@@ -39,11 +39,6 @@ export class TimeAxis {
     return ticks;
   }
 
-  /** The cuts: where each begins and ends, from 0 to 1. */
-  get cuts() {
-    return this.#spans.slice(0, -1).map(([, end]) => [this.at(end), this.at(end) + this.#cutShare]);
-  }
-
   get #busyUs() {
     return this.#spans.reduce((sum, [begin, end]) => sum + end - begin, 0);
   }

@@ -146,7 +146,7 @@ pub struct TierStats {
     pub bounced_bytes: u64,
     /// Commits that made changes durable.
     pub commits: u64,
-    /// How often the disk had no room for more slots.
+    /// Times that the disk had no room for more slots.
     pub disk_full: u64,
     /// 1 after a failure to make changes durable; further changes are refused.
     pub broken: u64,
@@ -170,7 +170,7 @@ pub enum BreakerState {
 pub struct GuardStats {
     /// State of the breaker.
     pub breaker: BreakerState,
-    /// How often the breaker opened.
+    /// Times that the breaker opened.
     pub opened: u64,
     /// Calls refused by the breaker.
     pub refused: u64,

@@ -86,7 +86,7 @@ pub(super) struct DiskState {
     pub(super) rounds_begun: u64,
     /// The committer is idle and has not been notified.
     pub(super) committer_sleeps: bool,
-    /// How often the committer has checked for work.
+    /// Times that the committer has checked for work.
     #[cfg(test)]
     pub(super) committer_polls: u64,
 }

@@ -110,7 +110,7 @@ impl Breaker {
         }
     }
 
-    /// How often the breaker opened, including after failed probes.
+    /// Times that the breaker opened, including after failed probes.
     pub(crate) fn opened(&self) -> u64 {
         self.opened
     }

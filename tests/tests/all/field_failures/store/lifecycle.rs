@@ -1,11 +1,9 @@
 //! Removal of objects, and their promotion from disk to memory.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use terrace_l3::{
-    ExistsOptions, ObjectId, Place, Presence, PutOptions, Removal, Served, Store, StoreError,
-    Stored,
+    ExistsOptions, ObjectId, Place, Presence, PutOptions, Removal, Served, Store, Stored,
 };
 use terrace_l3_disk::{Direction, PromotionConfig, PromotionStats, TieredStore};
 use terrace_tests::l3::gated::Gate;

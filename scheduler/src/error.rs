@@ -4,7 +4,7 @@ use terrace_cache::PassageError;
 use terrace_fsm::{OpId, RequestId};
 use thiserror::Error;
 
-use crate::plan::StepId;
+use crate::ids::StepId;
 
 /// A configuration that cannot work.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use terrace_cache::Token;
 use terrace_fsm::{OpId, RequestId};
 
-use crate::plan::StepId;
+use crate::ids::StepId;
 
 /// Something that has happened outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -12,7 +12,7 @@ use terrace_fsm::{Computing, OpId, Time};
 
 use crate::error::EventError;
 use crate::event::Outcome;
-use crate::requests::Handle;
+use crate::ids::Handle;
 use crate::stats::OperationStats;
 
 /// What an operation does, and what it owns meanwhile.

@@ -2,17 +2,11 @@
 
 use std::ops::Range;
 
-use crate::adapters::AdapterId;
 use serde::{Deserialize, Serialize};
 use terrace_cache::{DevicePage, HostPage, PageKey};
 use terrace_fsm::{FailReason, OpId, RequestId, Slot, StateName};
 
-/// A forward step, named by the scheduler.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
-#[serde(transparent)]
-pub struct StepId(pub u64);
+use crate::ids::{AdapterId, StepId};
 
 /// What to do next.
 ///

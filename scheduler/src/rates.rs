@@ -158,15 +158,15 @@ impl Rates {
 
     /// A prefetch was turned down. Unless the estimate drifts back, one slow hour would turn
     /// prefetching off for good, since only prefetches measure it.
-    pub(crate) fn forgive_prefetch(&mut self) {
+    pub(crate) fn decay_prefetch_estimate(&mut self) {
         if planted(Bug::PriceOutForGood) {
             return;
         }
         self.prefetch_ns_per_page.drift_to(self.assumed.prefetch_ns_per_page);
     }
 
-    /// A load-back was turned down; see [`Rates::forgive_prefetch`].
-    pub(crate) fn forgive_load_back(&mut self) {
+    /// A load-back was turned down; see [`Rates::decay_prefetch_estimate`].
+    pub(crate) fn decay_load_back_estimate(&mut self) {
         self.load_back_ns_per_page.drift_to(self.assumed.load_back_ns_per_page);
     }
 
@@ -241,7 +241,7 @@ mod tests {
         assert!(!rates.prefetch_pays(10, 160));
         let declined = (0..1000)
             .take_while(|_| {
-                rates.forgive_prefetch();
+                rates.decay_prefetch_estimate();
                 !rates.prefetch_pays(10, 160)
             })
             .count();

@@ -8,35 +8,13 @@ use terrace_cache::planted::{Bug, planted};
 use terrace_cache::{HashedMap, PageKey, Reach, Sequence};
 use terrace_fsm::{Computing, Lifecycle, RequestId, State, StateName, Time};
 
-use crate::adapters::AdapterId;
-use crate::line::Line;
-use crate::parked::Parked;
-use crate::sharing::Sharing;
+use crate::admission_queue::AdmissionQueue;
+use crate::deferred::Deferred;
+use crate::ids::{AdapterId, Handle};
+use crate::in_flight::InFlight;
+use crate::producers::SharedWait;
 use crate::stats::Hits;
-use crate::step::Flying;
-use crate::waiting::{Found, Waiting};
-
-/// A live request as the scheduler knows it. The serial number tells it apart from others that had
-/// its place or its id before; lower numbers arrived earlier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Handle {
-    pub(crate) serial: u64,
-    pub(crate) index: u32,
-}
-
-impl Handle {
-    /// Not later than any other.
-    pub(crate) const FIRST: Self = Self { serial: 0, index: 0 };
-    /// Not earlier than any other.
-    pub(crate) const LAST: Self = Self { serial: u64::MAX, index: u32::MAX };
-
-    /// For how many of the tokens that a request may still produce there is memory from the start.
-    /// Requests that began together should not outgrow theirs in the same step.
-    pub(crate) fn room_for_answer(self, tokens_max: u32) -> usize {
-        let room = 4096 + 64 * (self.serial % 64) as usize;
-        room.min(tokens_max as usize)
-    }
-}
+use crate::wait::{Found, Wait};
 
 /// So often L3 is asked about a request before it runs: what the cache loses again and again is not
 /// worth more probes.
@@ -69,7 +47,7 @@ pub(crate) struct Entry {
     pub(crate) writes: Reach,
     pub(crate) life: Lifecycle,
     /// What steps in flight compute of it.
-    pub(crate) flying: Flying,
+    pub(crate) in_flight: InFlight,
     pub(crate) sequence: Sequence,
 
     pub(crate) priority: i32,
@@ -84,12 +62,12 @@ pub(crate) struct Entry {
     pub(crate) siblings: Option<Arc<[Handle]>>,
 
     pub(crate) submitted_at: Time,
-    waiting: Waiting,
+    wait: Wait,
     /// When it fails if it has not started by then.
     start_by: Option<Time>,
     timer: Option<Time>,
     /// How it has waited for others that compute or load its prefix, since it last ran.
-    pub(crate) sharing: Option<Sharing>,
+    pub(crate) shared_wait: Option<SharedWait>,
     /// Tokens of it that the cache lacked when somebody looked last.
     pub(crate) uncached_tokens: Option<u32>,
 
@@ -164,10 +142,10 @@ impl Entry {
             siblings: None,
             life: Lifecycle::new(),
             submitted_at: now,
-            waiting: Waiting::ToAsk,
+            wait: Wait::ProbeQueued,
             start_by: None,
             timer: None,
-            sharing: None,
+            shared_wait: None,
             uncached_tokens: None,
             asked: None,
             asks_left: L3_ASKS_MAX,
@@ -180,7 +158,7 @@ impl Entry {
             loads_on: false,
             computed_tokens: 0,
             loading_tokens: 0,
-            flying: Flying::default(),
+            in_flight: InFlight::default(),
             chunk_tokens: 0,
             prefill_end: 0,
             row_entries: 0,
@@ -225,8 +203,7 @@ impl Entry {
             | State::WritingBack { .. }
             | State::Finished
             | State::Aborted
-            | State::Failed(_)
-            | State::Left => false,
+            | State::Failed(_) => false,
         }
     }
 
@@ -239,9 +216,31 @@ impl Entry {
         (self.found, self.fetched, self.uncached_tokens) = (None, 0..0, None);
     }
 
-    /// What it waits for.
-    pub(crate) fn waiting(&self) -> Waiting {
-        self.waiting
+    /// Returns true if it may yet produce the page of this token for others: it probes, prefetches, loads or
+    /// computes it.
+    pub(crate) fn produces(&self, first_token: u32) -> bool {
+        match self.wait {
+            Wait::ProbeQueued
+            | Wait::Probe { .. }
+            | Wait::PrefetchQueued { .. }
+            | Wait::Prefetch { .. } => true,
+            Wait::LoadBack { .. } | Wait::Step { .. } => {
+                self.state() == StateName::Prefilling
+                    && self.computed_tokens < first_token + self.sequence.page_size()
+                    && self.publishes()
+            }
+            Wait::Admission { .. } | Wait::Deferred { .. } | Wait::WriteBack { .. } => false,
+        }
+    }
+
+    /// Returns true if steps compute its prompt. Before that, all its waits have deadlines of their own.
+    pub(crate) fn is_computed_by_steps(&self) -> bool {
+        self.state() != StateName::Prefilling || self.in_flight.tokens() + self.chunk_tokens > 0
+    }
+
+    /// Its current wait.
+    pub(crate) fn wait(&self) -> Wait {
+        self.wait
     }
 
     /// When it fails if it has not started by then.
@@ -251,7 +250,7 @@ impl Entry {
 
     /// The earlier of the two moments that it waits for.
     fn next_moment(&self) -> Option<Time> {
-        match (self.waiting.until(), self.start_by) {
+        match (self.wait.until(), self.start_by) {
             (Some(until), Some(start_by)) => Some(until.min(start_by)),
             (until, start_by) => until.or(start_by),
         }
@@ -273,7 +272,7 @@ impl Entry {
     }
 
     /// The adapter that a plan names.
-    pub(crate) fn adapter_told(&self) -> AdapterId {
+    pub(crate) fn planned_adapter(&self) -> AdapterId {
         if planted(Bug::ForgetAdapter) { AdapterId::NONE } else { self.adapter }
     }
 
@@ -298,7 +297,7 @@ impl Entry {
 
     /// Tokens whose KV will be there when its load-back and the steps in flight have ended.
     pub(crate) fn planned_tokens(&self) -> u32 {
-        self.found_tokens() + self.flying.tokens
+        self.found_tokens() + self.in_flight.tokens()
     }
 
     /// Pages that it has on device: published ones and its own. Those that are being loaded are their operation's.
@@ -321,8 +320,8 @@ pub(crate) struct Requests {
     by_id: HashedMap<RequestId, u32>,
     serial: u64,
     timers: BTreeSet<(Time, Handle)>,
-    line: Line,
-    parked: Parked,
+    queue: AdmissionQueue,
+    deferred: Deferred,
 }
 
 impl Requests {
@@ -341,12 +340,12 @@ impl Requests {
 
     pub(crate) fn remove(&mut self, handle: Handle) {
         self.set_timer(handle, None);
-        let Entry { waiting, priority, .. } = self[handle];
-        if waiting.is_in_line() {
-            self.line.remove(handle, priority);
+        let Entry { wait, priority, .. } = self[handle];
+        if wait.is_queued() {
+            self.queue.remove(handle, priority);
         }
-        if let Some(wake) = waiting.wake() {
-            self.parked.remove(handle, wake);
+        if let Some(wake) = wait.wake() {
+            self.deferred.remove(handle, wake);
         }
         self.wake_followers(handle, u32::MAX);
         if self.entries[handle.index as usize].take().is_some() {
@@ -355,7 +354,7 @@ impl Requests {
     }
 
     /// The end of a request has been told: its id may be used again.
-    pub(crate) fn end_told(&mut self, id: RequestId) {
+    pub(crate) fn free_id(&mut self, id: RequestId) {
         self.by_id.remove(&id);
     }
 
@@ -365,26 +364,26 @@ impl Requests {
     }
 
     /// From now on the request waits for this: its place in line, its timer and what wakes it follow.
-    pub(crate) fn wait(&mut self, handle: Handle, waiting: Waiting) {
+    pub(crate) fn wait(&mut self, handle: Handle, wait: Wait) {
         let entry = self.get_mut(handle).expect("a live request");
-        let before = std::mem::replace(&mut entry.waiting, waiting);
+        let before = std::mem::replace(&mut entry.wait, wait);
         let (priority, timer) = (entry.priority, entry.next_moment());
         let changes_timer = entry.timer != timer;
-        match (before.is_in_line(), waiting.is_in_line()) {
-            (false, true) => self.line.insert(handle, priority),
-            (true, false) => self.line.remove(handle, priority),
+        match (before.is_queued(), wait.is_queued()) {
+            (false, true) => self.queue.insert(handle, priority),
+            (true, false) => self.queue.remove(handle, priority),
             (true, true) | (false, false) => {}
         }
         if let Some(wake) = before.wake() {
-            self.parked.remove(handle, wake);
+            self.deferred.remove(handle, wake);
         }
-        if let Some(wake) = waiting.wake() {
-            self.parked.insert(handle, wake);
+        if let Some(wake) = wait.wake() {
+            self.deferred.insert(handle, wake);
         }
         if changes_timer {
             self.set_timer(handle, timer);
         }
-        if !waiting.may_bring() {
+        if !wait.may_provide() {
             self.wake_followers(handle, u32::MAX);
         }
     }
@@ -392,45 +391,45 @@ impl Requests {
     // ---- deferred requests ----
 
     /// Requests that wait for pages of this one up to `page` are in line again.
-    pub(crate) fn wake_followers(&mut self, provider: Handle, page: u32) {
-        while let Some(follower) = self.parked.follower(provider, page) {
-            self.wait(follower, Waiting::IN_LINE);
+    pub(crate) fn wake_followers(&mut self, producer: Handle, page: u32) {
+        while let Some(follower) = self.deferred.follower(producer, page) {
+            self.wait(follower, Wait::ADMISSION);
         }
     }
 
     /// Requests that wait for load-backs are in line again: one has ended.
     pub(crate) fn wake_for_load_back(&mut self) {
-        while let Some(handle) = self.parked.first_for_load_back() {
-            self.wait(handle, Waiting::IN_LINE);
+        while let Some(handle) = self.deferred.first_for_load_back() {
+            self.wait(handle, Wait::ADMISSION);
         }
     }
 
     /// Requests that wait for a place for their adapter are in line again, as many as there are places.
     pub(crate) fn wake_for_adapters(&mut self, places: u32) {
         for _ in 0..places {
-            let Some(handle) = self.parked.first_for_adapter() else { return };
-            self.wait(handle, Waiting::IN_LINE);
+            let Some(handle) = self.deferred.first_for_adapter() else { return };
+            self.wait(handle, Wait::ADMISSION);
         }
     }
 
     /// Requests that wait for a place for this adapter are in line again: it runs.
     pub(crate) fn wake_with_adapter(&mut self, adapter: AdapterId) {
-        while let Some(handle) = self.parked.first_with_adapter(adapter) {
-            self.wait(handle, Waiting::IN_LINE);
+        while let Some(handle) = self.deferred.first_with_adapter(adapter) {
+            self.wait(handle, Wait::ADMISSION);
         }
     }
 
     /// Deferred requests.
-    pub(crate) fn parked(&self) -> &Parked {
-        &self.parked
+    pub(crate) fn deferred(&self) -> &Deferred {
+        &self.deferred
     }
 
     pub(crate) fn set_priority(&mut self, handle: Handle, priority: i32) {
         let entry = self.get_mut(handle).expect("a live request");
         let before = std::mem::replace(&mut entry.priority, priority);
-        if entry.waiting.is_in_line() {
-            self.line.remove(handle, before);
-            self.line.insert(handle, priority);
+        if entry.wait.is_queued() {
+            self.queue.remove(handle, before);
+            self.queue.insert(handle, priority);
         }
     }
 
@@ -493,8 +492,8 @@ impl Requests {
     }
 
     /// Those that could be admitted.
-    pub(crate) fn line(&self) -> &Line {
-        &self.line
+    pub(crate) fn queue(&self) -> &AdmissionQueue {
+        &self.queue
     }
 
     pub(crate) fn len(&self) -> usize {

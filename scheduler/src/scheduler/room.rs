@@ -2,19 +2,20 @@
 
 use terrace_cache::planted::{Bug, planted};
 use terrace_cache::{Cursor, Victim};
-use terrace_fsm::{Event as LifeEvent, Handover};
+use terrace_fsm::Event as LifeEvent;
 
+use super::Scheduler;
 use crate::config::ms;
+use crate::ids::Handle;
 use crate::plan::Plan;
-use crate::requests::{Entry, Handle};
-use crate::scheduler::Scheduler;
-use crate::waiting::Waiting;
+use crate::requests::Entry;
+use crate::wait::Wait;
 
 impl Scheduler {
     /// Makes so many device pages free for a request. Under the write-back policy, pages whose
     /// bytes would be lost are copied to host first: then the answer is no, and yes once they have
     /// been copied. A request waits for such copies once; then its pages are freed as they are.
-    pub(crate) fn make_room(&mut self, handle: Handle, pages: usize, plan: &mut Plan) -> bool {
+    pub(super) fn make_room(&mut self, handle: Handle, pages: usize, plan: &mut Plan) -> bool {
         let copies_first = self.copies_before_eviction()
             && (!self.requests[handle].waited_for_room || self.pages_making_room() > 0);
         if !copies_first {
@@ -57,7 +58,7 @@ impl Scheduler {
 
     /// Under the write-back policy, copies what would be evicted next to host before the decodes need
     /// its room: they cannot wait for it.
-    pub(crate) fn copy_ahead(&mut self, plan: &mut Plan) {
+    pub(super) fn copy_ahead(&mut self, plan: &mut Plan) {
         if !self.copies_before_eviction() {
             return;
         }
@@ -72,8 +73,8 @@ impl Scheduler {
 
     /// Makes host pages free, at most `pages`, and returns how many of them are; backups that wait for their turn
     /// give way.
-    pub(crate) fn make_host_room(&mut self, pages: usize) -> usize {
-        let possible = self.backups_make_way(pages);
+    pub(super) fn make_host_room(&mut self, pages: usize) -> usize {
+        let possible = self.drop_backups_for(pages);
         if possible == pages || !planted(Bug::HostRoomAllOrNothing) {
             self.cache.free_host_pages(possible);
         }
@@ -81,7 +82,7 @@ impl Scheduler {
     }
 
     /// Those who do not compute give up what they keep on device or host, for the sake of one.
-    pub(crate) fn yield_waiting_pins(&mut self, except: Handle) {
+    pub(super) fn release_waiting_pins(&mut self, except: Handle) {
         self.skip_drains();
         while self.skip_oldest_backup() {}
         let waiting: Vec<Handle> = self
@@ -91,7 +92,7 @@ impl Scheduler {
             .map(|entry| entry.handle)
             .collect();
         for handle in waiting {
-            self.happen(handle, &LifeEvent::PinsYielded);
+            self.transition(handle, LifeEvent::PinsYielded);
         }
     }
 
@@ -99,7 +100,7 @@ impl Scheduler {
 
     /// Lets the worst ranked requests give up their device memory until `handle` has its pages. It
     /// may be the worst itself, or may have to sit out a step until pages have been copied away.
-    pub(crate) fn make_room_by_retraction(
+    pub(super) fn make_room_by_retraction(
         &mut self,
         handle: Handle,
         pages: usize,
@@ -120,7 +121,7 @@ impl Scheduler {
             let worst = *worst.expect("at least the one who asks computes");
             if worst == handle && !std::mem::replace(&mut others_have_yielded, true) {
                 // Nobody worse computes: those who only wait give up what they hold first.
-                self.yield_waiting_pins(handle);
+                self.release_waiting_pins(handle);
                 continue;
             }
             self.retract(worst, plan);
@@ -133,12 +134,12 @@ impl Scheduler {
     /// Lets the least urgent of those who run give up their places to the most urgent in line, if it is
     /// more urgent than they are and there is no other place for it. False if that has to wait for the end
     /// of steps in flight.
-    pub(crate) fn preempt(&mut self, plan: &mut Plan) -> bool {
+    pub(super) fn preempt(&mut self, plan: &mut Plan) -> bool {
         if !self.config.queue.preempts {
             return true;
         }
         let overdue = self.now.before(ms(self.config.queue.wait_max_ms));
-        while let Some(urgent) = self.requests.line().most_urgent() {
+        while let Some(urgent) = self.requests.queue().most_urgent() {
             let priority = self.requests[urgent].priority;
             let gives_way = |&&handle: &&Handle| {
                 let Entry { priority: own, submitted_at, .. } = self.requests[handle];
@@ -151,7 +152,7 @@ impl Scheduler {
                 return false;
             }
             self.retract(worst, plan);
-            self.batch.forget_who_left(&self.requests);
+            self.batch.remove_departed(&self.requests);
         }
         true
     }
@@ -160,14 +161,14 @@ impl Scheduler {
     fn lacks_place(&self, handle: Handle) -> bool {
         let entry = &self.requests[handle];
         // Whoever gives way may have another adapter than those that would have to.
-        if self.waits_for_adapter(handle).is_some() {
+        if self.adapter_wait(handle).is_some() {
             return false;
         }
-        if entry.waiting().until().is_some() && planted(Bug::LateRoomBlocksPreemption) {
+        if entry.wait().until().is_some() && planted(Bug::LateRoomBlocksPreemption) {
             return false;
         }
-        let seen = self.glance(handle);
-        if seen.arriving || self.is_coming(handle, seen.host) {
+        let seen = self.match_depths(handle);
+        if seen.arriving || self.has_producer(handle, seen.host) {
             return false;
         }
         let wanted = self.new_pages(handle, seen) + self.reserved_pages();
@@ -177,21 +178,21 @@ impl Scheduler {
 
     /// Device pages that copies in flight will make evictable, and those that cool; late copies are not
     /// counted on.
-    pub(crate) fn pages_making_room(&self) -> usize {
+    pub(super) fn pages_making_room(&self) -> usize {
         self.operations.pages_making_room() + self.cache.cooling_pages()
     }
 
     /// Makes sure that a plan is made when the copies that make room are late.
-    pub(crate) fn wake_when_room_is_late(&mut self, handle: Handle) {
+    pub(super) fn wake_when_room_is_late(&mut self, handle: Handle) {
         if self.pages_making_room() > 0 {
             let timeout = ms(self.config.copies.write_back_timeout_ms);
-            self.look_again(handle, self.now.after(timeout));
+            self.recheck_by(handle, self.now.after(timeout));
         }
     }
 
     /// Takes a request's device memory. What the host has no copy of is copied first, as far as the host has
     /// room; the rest stays cached as long as its pages are not needed.
-    pub(crate) fn retract(&mut self, handle: Handle, plan: &mut Plan) {
+    pub(super) fn retract(&mut self, handle: Handle, plan: &mut Plan) {
         self.stats.retractions += 1;
         self.abandon_operation(handle);
         if !planted(Bug::LoseSlotOnRetraction) {
@@ -207,24 +208,23 @@ impl Scheduler {
             true => self.cache.pin_host_along(&computing.path),
             false => self.cache.pin_host(entry.sequence.root(), Cursor::START),
         };
-        let kept = Handover::of(kept);
         let source = takes_hits.then(|| self.cache.pin_again(&computing.path));
         let pages =
             source.as_ref().map_or(0, |source| self.room_for_write_back(source, false, usize::MAX));
         if let Some(source) = source {
             self.cache.unpin_device(source);
         }
-        let path = Handover::empty();
-        let write_back = (pages > 0).then_some((next, &path));
-        self.happen(handle, &LifeEvent::Retracted { kept, write_back });
+        let write_back = (pages > 0).then_some(next);
+        let output = self.transition(handle, LifeEvent::Retracted { kept, write_back });
         if pages > 0
-            && let Err(path) = self.start_write_back(path.take(), Some(handle), false, pages, plan)
+            && let Err(path) =
+                self.start_write_back(output.into_path(), Some(handle), false, pages, plan)
         {
-            unreachable!("the host had room for what {path:?} holds");
+            unreachable!("the host had room for the pages of {path:?}");
         }
         // What it loses before it runs again may be in L3.
         self.release_fetched(handle);
         self.requests[handle].forget_lookups();
-        self.requests.wait(handle, Waiting::IN_LINE);
+        self.requests.wait(handle, Wait::ADMISSION);
     }
 }

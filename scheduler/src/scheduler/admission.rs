@@ -2,18 +2,20 @@
 
 use terrace_cache::planted::{Bug, planted};
 use terrace_cache::{Depths, DevicePin, HostPin, Match, Reach};
-use terrace_fsm::{Computing, Event as LifeEvent, Handover, StateName};
+use terrace_fsm::{Computing, Event as LifeEvent, StateName};
 
+use super::Scheduler;
+use crate::candidates::collect_candidates;
 use crate::config::{Config, ms};
+use crate::ids::Handle;
 use crate::pace::work;
 use crate::plan::Plan;
-use crate::requests::{Entry, Handle};
-use crate::scheduler::Scheduler;
-use crate::waiting::Waiting;
+use crate::requests::Entry;
+use crate::wait::Wait;
 
 /// What came of trying to admit a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Tried {
+pub(super) enum Tried {
     Admitted,
     /// There is not enough memory.
     Blocked,
@@ -33,15 +35,15 @@ struct Pins {
 impl Scheduler {
     /// Admits waiting requests while there are slots, memory and tokens to compute; with `from`, only
     /// those of at least this priority.
-    pub(crate) fn admit(&mut self, plan: &mut Plan, from: Option<i32>, mut tokens_left: u32) {
-        if self.requests.line().is_empty() || self.batch.free_slots().is_empty() {
+    pub(super) fn admit(&mut self, plan: &mut Plan, from: Option<i32>, mut tokens_left: u32) {
+        if self.requests.queue().is_empty() || self.batch.free_slots().is_empty() {
             return;
         }
         let mut candidates = std::mem::take(&mut self.candidates);
         let wait_max = ms(self.config.queue.wait_max_ms);
         let overdue = self.now.before(wait_max);
         let (queue, requests, cache) = (&self.config.queue, &self.requests, &self.cache);
-        requests.line().candidates(queue, overdue, requests, cache, &mut candidates);
+        collect_candidates(queue, overdue, requests, cache, &mut candidates);
         // Whether an earlier request waits for memory.
         let mut is_behind = false;
         let mut rest = candidates.iter();
@@ -57,7 +59,7 @@ impl Scheduler {
             let mut tried = self.try_admit(handle, 0, plan);
             if tried == Tried::Blocked && !is_behind && self.only_waiting_hold_memory() {
                 // Only those who wait hold memory: they give it up, and the first goes ahead.
-                self.yield_waiting_pins(handle);
+                self.release_waiting_pins(handle);
                 tried = self.try_admit(handle, 0, plan);
             }
             match tried {
@@ -90,21 +92,21 @@ impl Scheduler {
     }
 
     /// Admits a request if so many pages can be had besides its own, or defers it.
-    pub(crate) fn try_admit(
+    pub(super) fn try_admit(
         &mut self,
         handle: Handle,
         spare_pages: usize,
         plan: &mut Plan,
     ) -> Tried {
-        if let Some(wake) = self.waits_for_adapter(handle) {
-            self.park(handle, None, wake);
+        if let Some(wake) = self.adapter_wait(handle) {
+            self.defer(handle, None, wake);
             return Tried::Deferred;
         }
-        let seen = self.glance(handle);
+        let seen = self.match_depths(handle);
         self.note_uncached(handle, seen.host);
-        if self.waits_for_another(handle, seen)
-            || self.ask_l3_now(handle, seen.host, plan)
-            || self.waits_for_share(handle, seen)
+        if self.defer_for_producer(handle, seen)
+            || self.probe_before_admission(handle, seen.host, plan)
+            || self.defer_for_share(handle, seen)
         {
             return Tried::Deferred;
         }
@@ -148,7 +150,7 @@ impl Scheduler {
             return Tried::Blocked;
         }
         if !pays && loadable_pages > 0 {
-            self.rates.forgive_load_back();
+            self.rates.decay_load_back_estimate();
         }
         // What L3 has besides comes in further pieces, behind those that it has brought.
         let fetches_on = load_pages > 0 && self.requests[handle].held_pages > 0;
@@ -186,7 +188,7 @@ impl Scheduler {
         }
         entry.counts_loaded = is_first;
         entry.admitted_before = true;
-        entry.sharing = None;
+        entry.shared_wait = None;
         (entry.waited_for_room, entry.waited_for_share) = (false, false);
         if !planted(Bug::KeepRowOfRetracted) {
             entry.row_entries = 0;
@@ -216,7 +218,7 @@ impl Scheduler {
         });
         let slot = self.batch.take_slot().expect("a slot is free");
         let computing = Computing { slot, path, tail, transfer: load_back, unloaded };
-        self.happen(handle, &LifeEvent::Admitted(Handover::of(computing)));
+        self.transition(handle, LifeEvent::Admitted(computing));
         self.batch.join(handle, slot);
         let adapter = self.requests[handle].adapter;
         if self.adapters.starts(adapter) {
@@ -224,8 +226,8 @@ impl Scheduler {
         }
         let loads_until = self.now.after(ms(self.config.copies.load_back_timeout_ms));
         let waiting = match load_back {
-            Some(_) => Waiting::Loading { until: loads_until },
-            None => Waiting::COMPUTING,
+            Some(_) => Wait::LoadBack { until: loads_until },
+            None => Wait::STEP,
         };
         self.requests.limit_start(handle, None);
         self.requests.wait(handle, waiting);
@@ -233,7 +235,7 @@ impl Scheduler {
     }
 
     /// How much of the request can be had from the tiers that it reads.
-    pub(crate) fn find(&self, handle: Handle) -> Match {
+    pub(super) fn find(&self, handle: Handle) -> Match {
         let entry = &self.requests[handle];
         let found = self.cache.lookup(&entry.sequence, self.cacheable_pages(handle));
         match entry.may_read(Reach::Host) {
@@ -243,7 +245,7 @@ impl Scheduler {
     }
 
     /// How much of the request can be had from the tiers that it reads, by keys alone: enough to decide by.
-    pub(crate) fn glance(&self, handle: Handle) -> Depths {
+    pub(super) fn match_depths(&self, handle: Handle) -> Depths {
         let entry = &self.requests[handle];
         let seen = self.cache.depths(&entry.sequence, self.cacheable_pages(handle));
         match entry.may_read(Reach::Host) {
@@ -253,12 +255,12 @@ impl Scheduler {
     }
 
     /// Device pages that the request needs besides those found.
-    pub(crate) fn new_pages(&self, handle: Handle, found: Depths) -> usize {
+    pub(super) fn new_pages(&self, handle: Handle, found: Depths) -> usize {
         self.prefill_pages(handle) - found.device as usize
     }
 
     /// Device pages that are kept for what runs already.
-    pub(crate) fn reserved_pages(&self) -> usize {
+    pub(super) fn reserved_pages(&self) -> usize {
         self.batch.running().len() * self.config.batch.decode_reserve_pages as usize
     }
 
@@ -268,7 +270,7 @@ impl Scheduler {
 
     /// Pages of the request that may come from the cache. At least one token is computed, for there
     /// must be something to produce the next from.
-    pub(crate) fn cacheable_pages(&self, handle: Handle) -> u32 {
+    pub(super) fn cacheable_pages(&self, handle: Handle) -> u32 {
         let entry = &self.requests[handle];
         if !entry.takes_hits() {
             return 0;
@@ -278,6 +280,6 @@ impl Scheduler {
 }
 
 /// The end of all tokens there are and of the first decode: so far its pages go from the start.
-pub(crate) fn prefill_end(config: &Config, entry: &Entry) -> u32 {
+pub(super) fn prefill_end(config: &Config, entry: &Entry) -> u32 {
     entry.tokens() + config.batch.decode_tokens.min(entry.remaining_tokens.saturating_sub(1))
 }

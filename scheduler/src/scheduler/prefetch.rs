@@ -3,15 +3,16 @@
 
 use terrace_cache::HostPin;
 use terrace_cache::planted::{Bug, planted};
-use terrace_fsm::{Event as LifeEvent, Handover, OpId, State, StateName, Time};
+use terrace_fsm::{Event as LifeEvent, OpId, State, StateName, Time};
 
+use super::Scheduler;
 use crate::config::{L3Config, PrefetchPolicy, ms};
+use crate::ids::Handle;
+use crate::l3_reads::L3Reads;
 use crate::operations::{Anchor, Operation, Work};
 use crate::plan::{L3Kind, L3Op, Plan};
-use crate::reading::Reading;
-use crate::requests::{Entry, Handle};
-use crate::scheduler::Scheduler;
-use crate::waiting::{Found, Waiting};
+use crate::requests::Entry;
+use crate::wait::{Found, Wait};
 
 /// Whether a prefetch begins.
 enum Decision {
@@ -31,22 +32,22 @@ const PIECE_OF_SHARE: u32 = 8;
 
 impl Scheduler {
     /// The next plan begins the prefetch of what was found, or lets the request wait for its share.
-    pub(crate) fn stand_in_line_to_fetch(&mut self, handle: Handle, found: Found) {
-        let (Some(config), Some(reading)) = (&self.config.l3, &mut self.reading) else { return };
-        reading.was_told_about(handle);
+    pub(super) fn queue_prefetch(&mut self, handle: Handle, found: Found) {
+        let (Some(config), Some(reading)) = (&self.config.l3, &mut self.l3_reads) else { return };
+        reading.queue_prefetch(handle);
         self.requests[handle].found = Some(found);
         let waiting = match config.prefetch {
             // It runs as soon as there is room, with or without.
-            PrefetchPolicy::BestEffort => Waiting::IN_LINE,
+            PrefetchPolicy::BestEffort => Wait::ADMISSION,
             PrefetchPolicy::Wait { .. } | PrefetchPolicy::Deadline { .. } => {
-                Waiting::Told { until: self.prefetch_deadline(config, found.pages) }
+                Wait::PrefetchQueued { until: self.prefetch_deadline(config, found.pages) }
             }
         };
         self.requests.wait(handle, waiting);
     }
 
     /// Whether a request goes on waiting in line while its prefetch is under way, after its time.
-    pub(crate) fn fetches_in_line(&self, handle: Handle) -> bool {
+    pub(super) fn fetches_in_line(&self, handle: Handle) -> bool {
         let is_best_effort =
             self.config.l3.as_ref().is_some_and(|l3| l3.prefetch == PrefetchPolicy::BestEffort);
         is_best_effort && self.requests[handle].state() == StateName::Prefetching
@@ -54,15 +55,15 @@ impl Scheduler {
 
     /// Fetches what L3 has and the cache still lacks, in the order in which that was learnt: the match is made again,
     /// here and now. A request that is in line by then has its turn too, until it runs.
-    pub(crate) fn plan_prefetches(&mut self, plan: &mut Plan) {
-        while let Some(handle) = self.reading.as_ref().and_then(Reading::first_told) {
+    pub(super) fn plan_prefetches(&mut self, plan: &mut Plan) {
+        while let Some(handle) = self.l3_reads.as_ref().and_then(L3Reads::next_prefetch) {
             let found = self.requests.get(handle).and_then(Entry::awaits_fetch);
             let decided = found.map(|found| (found, self.decide_prefetch(handle, found)));
             if matches!(decided, Some((_, Decision::Wait))) {
                 return;
             }
-            if let Some(reading) = &mut self.reading {
-                reading.next_told();
+            if let Some(reading) = &mut self.l3_reads {
+                reading.pop_prefetch();
             }
             match decided {
                 Some((found, Decision::Go { pages })) => {
@@ -73,7 +74,7 @@ impl Scheduler {
                 }
                 Some((_, Decision::AskAgain)) => {
                     self.requests[handle].found = None;
-                    self.ask_again(handle);
+                    self.probe_again(handle);
                 }
                 Some((_, Decision::Skip | Decision::Wait)) => self.go_on_without_fetch(handle),
                 None => {}
@@ -97,17 +98,17 @@ impl Scheduler {
         }
         if !self.rates.prefetch_pays(pages, pages * self.config.cache.page_size) {
             self.stats.prefetches_priced_out += 1;
-            self.rates.forgive_prefetch();
+            self.rates.decay_prefetch_estimate();
             return Decision::Skip;
         }
         // Either may be over before the request is admitted.
-        if !self.prefetches_may_begin() || self.is_coming(handle, start_page) {
+        if !self.prefetches_may_begin() || self.has_producer(handle, start_page) {
             self.requests[handle].asked = None;
             return Decision::Skip;
         }
-        let Some(reading) = &self.reading else { return Decision::Skip };
+        let Some(reading) = &self.l3_reads else { return Decision::Skip };
         let share = self.prefetch_share(config);
-        let in_use = self.operations.counts().prefetches.in_flight_pages + reading.waiting_pages();
+        let in_use = self.operations.counts().prefetches.in_flight_pages + reading.held_pages();
         let in_share = share.saturating_sub(in_use);
         let piece_min = match planted(Bug::WaitForWholeShare) {
             true => share,
@@ -133,8 +134,8 @@ impl Scheduler {
 
     /// Whether L3 delivers, as far as is known: it is not in back-off, and does not hold too many pages
     /// that nobody waits for any more.
-    pub(crate) fn prefetches_may_begin(&self) -> bool {
-        let (Some(config), Some(reading)) = (&self.config.l3, &self.reading) else { return false };
+    pub(super) fn prefetches_may_begin(&self) -> bool {
+        let (Some(config), Some(reading)) = (&self.config.l3, &self.l3_reads) else { return false };
         let half_of_share = (self.prefetch_share(config) / 2).max(1);
         let quarantine_max = config.quarantine_pages_max.min(half_of_share);
         reading.may_prefetch(self.now)
@@ -165,8 +166,8 @@ impl Scheduler {
         let pages = self.make_host_room(wanted as usize) as u32;
         if pages < threshold {
             self.cache.unpin_host(anchor);
-            if let Some(reading) = &mut self.reading {
-                reading.is_told_first(handle);
+            if let Some(reading) = &mut self.l3_reads {
+                reading.queue_prefetch_first(handle);
             }
             return false;
         }
@@ -199,12 +200,11 @@ impl Scheduler {
             keys: first_key..first_key + pages,
             pages: first_page..first_page + pages,
         });
-        let path = Handover::of(path);
-        self.happen(handle, &LifeEvent::PrefetchStarted { op, start_page, path });
+        self.transition(handle, LifeEvent::PrefetchStarted { op, start_page, path });
         self.announce(handle, start_page);
         let waiting = match planted(Bug::CallOffBestEffort) && self.fetches_in_line(handle) {
-            true => Waiting::IN_LINE,
-            false => Waiting::Fetching { until: self.fetch_deadline(pages) },
+            true => Wait::ADMISSION,
+            false => Wait::Prefetch { until: self.fetch_deadline(pages) },
         };
         self.requests.wait(handle, waiting);
         true
@@ -218,34 +218,34 @@ impl Scheduler {
 
     /// Lets a request that computes wait for the next piece of what L3 has of it, once all that the host has is
     /// loaded.
-    pub(crate) fn fetch_on(&mut self, handle: Handle) {
+    pub(super) fn continue_prefetch(&mut self, handle: Handle) {
         let entry = &self.requests[handle];
         let (Some(found), State::Prefilling(computing)) = (entry.found, entry.life.state()) else {
             return;
         };
         let page_size = self.config.cache.page_size;
         let is_between_pages = entry.computed_tokens == computing.path.depth() * page_size;
-        let waits =
-            computing.transfer.is_some() || !matches!(entry.waiting(), Waiting::Computing { .. });
+        let waits = computing.transfer.is_some() || !matches!(entry.wait(), Wait::Step { .. });
         if waits || entry.loads_on || !is_between_pages || self.steps.have(entry) {
             return;
         }
         // Its next piece takes the place of the one before.
         self.release_fetched(handle);
-        if let Some(reading) = &mut self.reading {
-            reading.is_told_first(handle);
+        if let Some(reading) = &mut self.l3_reads {
+            reading.queue_prefetch_first(handle);
         }
-        self.requests.wait(handle, Waiting::Told { until: self.fetch_deadline(found.pages) });
+        self.requests
+            .wait(handle, Wait::PrefetchQueued { until: self.fetch_deadline(found.pages) });
     }
 
     /// The request does not wait for its share of the prefetches any more.
-    pub(crate) fn stop_waiting_for_share(&mut self, handle: Handle) {
+    pub(super) fn end_prefetch_wait(&mut self, handle: Handle) {
         let computes = self.requests[handle].life.state().computing().is_some();
         if computes || planted(Bug::ForgetHitsAtTimeout) {
             self.go_on_without_fetch(handle);
         } else {
             // The share may have room before the request is admitted.
-            self.requests.wait(handle, Waiting::IN_LINE);
+            self.requests.wait(handle, Wait::ADMISSION);
         }
     }
 
@@ -253,21 +253,21 @@ impl Scheduler {
     fn go_on_without_fetch(&mut self, handle: Handle) {
         self.forget_found(handle);
         let waiting = match self.requests[handle].life.state().computing() {
-            Some(_) => Waiting::COMPUTING,
-            None => Waiting::IN_LINE,
+            Some(_) => Wait::STEP,
+            None => Wait::ADMISSION,
         };
         self.requests.wait(handle, waiting);
     }
 
     /// Nothing more is fetched for the request.
-    pub(crate) fn forget_found(&mut self, handle: Handle) {
+    pub(super) fn forget_found(&mut self, handle: Handle) {
         if let Some(found) = self.requests[handle].found.take() {
             self.stats.prefetch_shortened_pages += u64::from(found.pages);
         }
     }
 
     /// Inserts what arrived sound where it belongs, whoever still waits for it.
-    pub(crate) fn prefetch_ended(&mut self, op: OpId, operation: Operation) {
+    pub(super) fn prefetch_ended(&mut self, op: OpId, operation: Operation) {
         let is_telling = operation.is_telling();
         let Operation { work, owner, started, sound_pages, is_stale, .. } = operation;
         let Operation { failed, corrupt, called_off, .. } = operation;
@@ -277,11 +277,11 @@ impl Scheduler {
         let keys = run.keys();
         let believed = planted(Bug::BelieveWholePrefetch);
         let sound = if believed { keys.len() } else { sound_pages as usize };
-        if let Some(reading) = &mut self.reading {
+        if let Some(reading) = &mut self.l3_reads {
             reading.note_prefetch(failed || corrupt, is_telling, self.now);
-            keys.iter().take(sound).for_each(|key| reading.is_there(key));
+            keys.iter().take(sound).for_each(|key| reading.note_present(key));
             if let Some(undelivered) = keys.get(sound).filter(|_| !called_off) {
-                reading.is_missing(undelivered, self.now);
+                reading.note_missing(undelivered, self.now);
             }
         }
         let measured = (sound > 0 && owner.is_some()).then_some(sound_pages);
@@ -310,15 +310,15 @@ impl Scheduler {
                         entry.l3_lacks(end_page);
                     }
                 }
-                if let Some(reading) = &mut self.reading {
-                    reading.pages_wait(sound_pages);
+                if let Some(reading) = &mut self.l3_reads {
+                    reading.hold_pages(sound_pages);
                     if entry.found.is_some() {
-                        reading.is_told_first(handle);
+                        reading.queue_prefetch_first(handle);
                     }
                 }
-                let path = Some(Handover::of(anchor));
-                self.happen(handle, &LifeEvent::PrefetchEnded { path });
-                self.fetch_is_over(handle);
+                let path = Some(anchor);
+                self.transition(handle, LifeEvent::PrefetchEnded { path });
+                self.prefetch_settled(handle);
             }
             None if is_stale => self.cache.retire(anchor),
             None => self.cache.unpin_host(anchor),
@@ -339,7 +339,7 @@ impl Scheduler {
 
     /// Nobody waits for a prefetch any more: it keeps its destination, but no longer the pages that
     /// it would continue.
-    pub(crate) fn loosen_anchor(&mut self, handle: Handle, op: OpId) {
+    pub(super) fn loosen_anchor(&mut self, handle: Handle, op: OpId) {
         let sequence = &self.requests[handle].sequence;
         let Some(anchor) = self.operations.anchor(op) else { return };
         if let Anchor::Pinned(pin) = anchor {
@@ -352,32 +352,32 @@ impl Scheduler {
     }
 
     /// The request does not wait for its prefetch any more: it may be admitted, or loads what was brought.
-    pub(crate) fn fetch_is_over(&mut self, handle: Handle) {
+    pub(super) fn prefetch_settled(&mut self, handle: Handle) {
         if self.requests[handle].life.state().computing().is_some() {
             self.requests[handle].loads_on = true;
-            self.requests.wait(handle, Waiting::COMPUTING);
+            self.requests.wait(handle, Wait::STEP);
             self.start_sharing(handle);
         } else {
             self.stop_sharing(handle);
             if !planted(Bug::WaitOutDeadlines) {
-                self.requests.wait(handle, Waiting::IN_LINE);
+                self.requests.wait(handle, Wait::ADMISSION);
             }
         }
     }
 
     /// The request is admitted, or loads what L3 brought for it. It keeps its part of the share if there is more to
     /// fetch: those that wait for its slot could take it, and use it only behind it.
-    pub(crate) fn release_share(&mut self, handle: Handle) {
+    pub(super) fn release_share(&mut self, handle: Handle) {
         if self.requests[handle].found.is_none() {
             self.release_fetched(handle);
         }
     }
 
     /// Pages that L3 brought for the request do not wait on host for it any more.
-    pub(crate) fn release_fetched(&mut self, handle: Handle) {
+    pub(super) fn release_fetched(&mut self, handle: Handle) {
         let held_pages = std::mem::take(&mut self.requests[handle].held_pages);
-        if let Some(reading) = &mut self.reading {
-            reading.pages_wait_no_more(held_pages);
+        if let Some(reading) = &mut self.l3_reads {
+            reading.release_pages(held_pages);
         }
     }
 }
@@ -386,14 +386,14 @@ impl Entry {
     /// What L3 has of the request, if a prefetch of that may begin.
     fn awaits_fetch(&self) -> Option<Found> {
         let is_free = self.life.state().operation().is_none();
-        let waits = match self.waiting() {
-            Waiting::Told { .. } | Waiting::InLine { .. } | Waiting::Parked { .. } => true,
-            Waiting::ToAsk
-            | Waiting::Asking { .. }
-            | Waiting::Fetching { .. }
-            | Waiting::Loading { .. }
-            | Waiting::Computing { .. }
-            | Waiting::Draining { .. } => false,
+        let waits = match self.wait() {
+            Wait::PrefetchQueued { .. } | Wait::Admission { .. } | Wait::Deferred { .. } => true,
+            Wait::ProbeQueued
+            | Wait::Probe { .. }
+            | Wait::Prefetch { .. }
+            | Wait::LoadBack { .. }
+            | Wait::Step { .. }
+            | Wait::WriteBack { .. } => false,
         };
         self.found.filter(|_| is_free && waits)
     }

@@ -2,20 +2,21 @@
 
 use terrace_cache::planted::{Bug, planted};
 use terrace_cache::{Depths, DevicePages, HostPin};
-use terrace_fsm::{Event as LifeEvent, Handover, OpId, State};
+use terrace_fsm::{Event as LifeEvent, OpId, State};
 
+use super::Scheduler;
 use crate::config::ms;
+use crate::deferred::Wake;
 use crate::event::Outcome;
+use crate::ids::Handle;
 use crate::operations::{Operation, Reported, Work};
-use crate::parked::Wake;
 use crate::plan::{Copy, CopyDirection, Plan};
-use crate::requests::{Entry, Handle};
-use crate::scheduler::Scheduler;
-use crate::waiting::Waiting;
+use crate::requests::Entry;
+use crate::wait::Wait;
 
 impl Scheduler {
     /// How many pages could be loaded from host: as many as there are, or as the share has room for.
-    pub(crate) fn loadable_pages(&self, handle: Handle, found: Depths) -> u32 {
+    pub(super) fn loadable_pages(&self, handle: Handle, found: Depths) -> u32 {
         let in_flight = self.operations.counts().load_backs.in_flight_pages;
         let share = self.config.copies.load_back_pages_max.saturating_sub(in_flight);
         self.loadable_within(share, handle, found)
@@ -32,7 +33,7 @@ impl Scheduler {
 
     /// Whether the request waits for others to load less, so that it can load what it would have to
     /// compute. What comes late is not waited for, and nobody waits twice.
-    pub(crate) fn waits_for_share(&mut self, handle: Handle, found: Depths) -> bool {
+    pub(super) fn defer_for_share(&mut self, handle: Handle, found: Depths) -> bool {
         let counts = self.operations.counts().load_backs;
         let others = counts.in_flight_pages - counts.quarantined_pages;
         if others == 0 || self.requests[handle].waited_for_share {
@@ -45,14 +46,14 @@ impl Scheduler {
             && self.rates.load_back_pays(wanted, wanted * self.config.cache.page_size);
         if is_worth_it {
             let until = self.now.after(ms(copies.load_back_timeout_ms));
-            self.park(handle, Some(until), Wake::Share);
+            self.defer(handle, Some(until), Wake::Share);
         }
         is_worth_it
     }
 
     /// Of so many pages, those that are loaded before the request is part of a step. Where steps overlap load-backs,
     /// the last pages come during its first step, so that the step waits for no more than is loaded within it.
-    pub(crate) fn pages_before_steps(&self, pages: u32, others_run: bool) -> u32 {
+    pub(super) fn pages_before_steps(&self, pages: u32, others_run: bool) -> u32 {
         let threshold = self.config.copies.load_back_threshold_pages.max(1);
         let within_step = self.rates.pages_loaded_within_step().max(threshold);
         match self.overlaps && others_run && pages > within_step {
@@ -62,7 +63,7 @@ impl Scheduler {
     }
 
     /// Loads what was left on host when the request was admitted.
-    pub(crate) fn load_on(&mut self, handle: Handle, plan: &mut Plan) {
+    pub(super) fn continue_load_back(&mut self, handle: Handle, plan: &mut Plan) {
         let entry = &self.requests[handle];
         let State::Prefilling(computing) = entry.life.state() else { return };
         let start_page = computing.path.depth();
@@ -81,27 +82,27 @@ impl Scheduler {
         self.requests[handle].loads_on = pays && pages < on_host;
         self.release_share(handle);
         if !pays || pages == 0 || found.device != start_page {
-            self.happen(handle, &LifeEvent::PinsYielded);
+            self.transition(handle, LifeEvent::PinsYielded);
             return;
         }
         let sequence = &self.requests[handle].sequence;
         let namespace = sequence.root();
         let at = self.cache.lookup(sequence, start_page + pages).host;
         let source = self.cache.pin_host(namespace, at);
-        let (op, destination) = (self.operations.next_id(), Handover::empty());
+        let op = self.operations.next_id();
         let pages = pages as usize;
-        self.happen(handle, &LifeEvent::LoadBackStarted { op, pages, destination: &destination });
+        let output = self.transition(handle, LifeEvent::LoadBackStarted { op, pages });
         let entry = &mut self.requests[handle];
         entry.row_entries = entry.row_entries.min(start_page);
-        self.start_load_back(handle, source, start_page, destination.take(), plan);
+        self.start_load_back(handle, source, start_page, output.into_pages(), plan);
         if !self.requests[handle].loads_on {
-            self.happen(handle, &LifeEvent::PinsYielded);
+            self.transition(handle, LifeEvent::PinsYielded);
         }
         let until = self.now.after(ms(self.config.copies.load_back_timeout_ms));
-        self.requests.wait(handle, Waiting::Loading { until });
+        self.requests.wait(handle, Wait::LoadBack { until });
     }
 
-    pub(crate) fn start_load_back(
+    pub(super) fn start_load_back(
         &mut self,
         handle: Handle,
         source: HostPin,
@@ -124,12 +125,12 @@ impl Scheduler {
     }
 
     /// Whether the request is part of steps while its load-back is under way. Who has more to load does that first.
-    pub(crate) fn computes_while_loading(&self, entry: &Entry) -> bool {
+    pub(super) fn computes_while_loading(&self, entry: &Entry) -> bool {
         self.overlaps && !entry.loads_on
     }
 
     /// All that will be on device of a load-back is there.
-    pub(crate) fn load_back_ended(&mut self, op: OpId, operation: Operation) {
+    pub(super) fn load_back_ended(&mut self, op: OpId, operation: Operation) {
         let Operation { work, owner, started, pages: count, sound_pages, .. } = operation;
         let Operation { corrupt, is_stale, .. } = operation;
         let Work::LoadBack { source, anchor, arrival, pages } = work else {
@@ -164,11 +165,11 @@ impl Scheduler {
                 let mut there = Vec::new();
                 self.cache.device_pages(&path, start_page, &mut there);
                 if there != told {
-                    self.lose_loaded(handle, start_page);
+                    self.discard_loaded(handle, start_page);
                 }
             }
-            self.happen(handle, &LifeEvent::LoadBackEnded { path: Some(Handover::of(path)) });
-            self.requests.wait(handle, Waiting::COMPUTING);
+            self.transition(handle, LifeEvent::LoadBackEnded { path: Some(path) });
+            self.requests.wait(handle, Wait::STEP);
             let entry = &mut self.requests[handle];
             entry.computed_tokens = loaded * self.config.cache.page_size;
             entry.loading_tokens = 0;
@@ -188,11 +189,11 @@ impl Scheduler {
 
     /// The device has not, or not where the engine was told, what steps in flight read for the request: what they
     /// compute of it is of no use.
-    fn lose_loaded(&mut self, handle: Handle, start_page: u32) {
+    fn discard_loaded(&mut self, handle: Handle, start_page: u32) {
         let entry = &mut self.requests[handle];
         if entry.row_entries > start_page {
             entry.row_entries = start_page;
-            entry.flying.cancel();
+            entry.in_flight.cancel();
         }
     }
 
@@ -211,20 +212,20 @@ impl Scheduler {
     }
 
     /// The request computes what its load-back has not brought in time.
-    pub(crate) fn compute_instead_of_loading(&mut self, handle: Handle) {
+    pub(super) fn compute_instead_of_loading(&mut self, handle: Handle) {
         self.abandon_operation(handle);
         // While it is late, every step that waits for another would be.
         self.overlaps = false;
         let start_page = self.requests[handle].life.state().computing().map(|it| it.path.depth());
-        self.lose_loaded(handle, start_page.expect("who loads computes"));
+        self.discard_loaded(handle, start_page.expect("who loads computes"));
         let entry = &mut self.requests[handle];
         (entry.distrusts_host, entry.loading_tokens) = (true, 0);
-        self.happen(handle, &LifeEvent::LoadBackEnded { path: None });
-        self.requests.wait(handle, Waiting::COMPUTING);
+        self.transition(handle, LifeEvent::LoadBackEnded { path: None });
+        self.requests.wait(handle, Wait::STEP);
     }
 
     /// Steps that were reported take effect without the load-backs that they wait for.
-    pub(crate) fn end_steps_without_load_backs(&mut self) {
+    pub(super) fn end_steps_without_load_backs(&mut self) {
         while self.steps.some_are_held() {
             let waiting: Vec<Handle> =
                 self.steps.first_waits(&self.requests).map(|(handle, _)| handle).collect();
@@ -234,7 +235,7 @@ impl Scheduler {
     }
 
     /// Load-backs count as done when a step that waits for them is: what a planted bug does.
-    pub(crate) fn end_load_backs_early(&mut self) {
+    pub(super) fn end_load_backs_early(&mut self) {
         let waiting = self.steps.first_waits(&self.requests).filter(|_| self.steps.some_are_held());
         let ops: Vec<OpId> = waiting.map(|(_, op)| op).collect();
         for (op, rank) in ops.into_iter().flat_map(|op| (0..64).map(move |rank| (op, rank))) {

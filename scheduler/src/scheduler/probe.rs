@@ -4,13 +4,14 @@ use terrace_cache::Reach;
 use terrace_cache::planted::{Bug, planted};
 use terrace_fsm::{Event as LifeEvent, OpId, State};
 
+use super::Scheduler;
 use crate::config::ms;
+use crate::ids::Handle;
+use crate::l3_reads::L3Reads;
 use crate::operations::{Operation, Work};
 use crate::plan::{L3Kind, L3Op, Plan};
-use crate::reading::Reading;
-use crate::requests::{Asked, Entry, Handle};
-use crate::scheduler::Scheduler;
-use crate::waiting::{Found, Waiting};
+use crate::requests::{Asked, Entry};
+use crate::wait::{Found, Wait};
 
 /// Whether L3 is asked.
 enum Decision {
@@ -24,28 +25,28 @@ enum Decision {
 
 impl Scheduler {
     /// Asks L3 about requests of which the cache lacks enough.
-    pub(crate) fn plan_probes(&mut self, plan: &mut Plan) {
-        if let Some(reading) = &mut self.reading {
+    pub(super) fn plan_probes(&mut self, plan: &mut Plan) {
+        if let Some(reading) = &mut self.l3_reads {
             reading.prune(&self.requests);
         }
-        while let Some(handle) = self.reading.as_ref().and_then(Reading::first_to_ask) {
-            let waiting = self.requests.get(handle).map(Entry::waiting);
+        while let Some(handle) = self.l3_reads.as_ref().and_then(L3Reads::next_probe) {
+            let waiting = self.requests.get(handle).map(Entry::wait);
             let decision = match waiting {
-                Some(Waiting::ToAsk) => Some(self.decide_probe(handle)),
+                Some(Wait::ProbeQueued) => Some(self.decide_probe(handle)),
                 Some(_) | None => None,
             };
             if matches!(decision, Some(Decision::Wait)) {
                 return;
             }
-            if let Some(reading) = &mut self.reading {
-                reading.next_to_ask();
+            if let Some(reading) = &mut self.l3_reads {
+                reading.pop_probe();
             }
             match decision {
                 Some(Decision::Go { start_page, pages }) => {
                     self.start_probe(handle, start_page, pages, plan);
                 }
                 Some(Decision::Skip | Decision::Wait) => {
-                    self.requests.wait(handle, Waiting::IN_LINE);
+                    self.requests.wait(handle, Wait::ADMISSION);
                 }
                 None => {}
             }
@@ -53,7 +54,7 @@ impl Scheduler {
     }
 
     fn decide_probe(&mut self, handle: Handle) -> Decision {
-        let (Some(config), Some(reading)) = (&self.config.l3, &self.reading) else {
+        let (Some(config), Some(reading)) = (&self.config.l3, &self.l3_reads) else {
             return Decision::Skip;
         };
         if !reading.may_probe(self.now) || !self.prefetches_may_begin() {
@@ -65,7 +66,7 @@ impl Scheduler {
         }
         let sequence = &self.requests[handle].sequence;
         let start_page = self.cache.depths(sequence, end).host;
-        if self.is_coming(handle, start_page) {
+        if self.has_producer(handle, start_page) {
             // Another request computes or fetches it: L3 is asked for what lies behind that, later.
             return Decision::Skip;
         }
@@ -86,7 +87,7 @@ impl Scheduler {
 
     /// Whether L3 may have something for a request that it was not asked for, or did not have, when it
     /// was asked last.
-    fn may_have_news(&self, reading: &Reading, entry: &Entry, cached_pages: u32) -> bool {
+    fn may_have_news(&self, reading: &L3Reads, entry: &Entry, cached_pages: u32) -> bool {
         let Some(asked) = entry.asked else { return true };
         let is_stored_since = asked.lacks.is_some_and(|page| {
             let key = entry.sequence.run(page, page + 1).keys();
@@ -98,13 +99,13 @@ impl Scheduler {
     /// Asks L3 about a request that is about to be admitted, if it has not been asked yet (another came
     /// first, or it was in back-off), if the cache has lost since what it held then, or if what L3
     /// lacked may have been stored since. Tells whether the request waits for the answer.
-    pub(crate) fn ask_l3_now(
+    pub(super) fn probe_before_admission(
         &mut self,
         handle: Handle,
         cached_pages: u32,
         plan: &mut Plan,
     ) -> bool {
-        let Some(reading) = &self.reading else { return false };
+        let Some(reading) = &self.l3_reads else { return false };
         let entry = &self.requests[handle];
         let has_news = self.may_have_news(reading, entry, cached_pages);
         if !has_news || entry.asks_left == 0 || planted(Bug::ProbeOnce) {
@@ -124,17 +125,17 @@ impl Scheduler {
                 true
             }
             Decision::Wait => {
-                self.stand_in_line_to_ask(handle);
+                self.queue_probe(handle);
                 true
             }
             Decision::Skip => false,
         }
     }
 
-    fn stand_in_line_to_ask(&mut self, handle: Handle) {
-        if let Some(reading) = &mut self.reading {
-            reading.ask_about(handle);
-            self.requests.wait(handle, Waiting::ToAsk);
+    fn queue_probe(&mut self, handle: Handle) {
+        if let Some(reading) = &mut self.l3_reads {
+            reading.queue_probe(handle);
+            self.requests.wait(handle, Wait::ProbeQueued);
         }
     }
 
@@ -146,13 +147,13 @@ impl Scheduler {
         self.requests[handle].asks_left -= 1;
         let op = self.operations.start(work, Some(handle), pages, self.now);
         plan.l3.push(L3Op { op, kind: L3Kind::Probe, keys: first..first + pages, pages: 0..0 });
-        self.happen(handle, &LifeEvent::ProbeStarted(op));
+        self.transition(handle, LifeEvent::ProbeStarted(op));
         let timeout = self.config.l3.as_ref().map_or(0, |l3| l3.probe_timeout_ms);
         let until = self.now.after(ms(timeout));
-        self.requests.wait(handle, Waiting::Asking { until });
+        self.requests.wait(handle, Wait::Probe { until });
     }
 
-    pub(crate) fn probe_ended(&mut self, op: OpId, operation: Operation) {
+    pub(super) fn probe_ended(&mut self, op: OpId, operation: Operation) {
         let is_telling = operation.is_telling();
         let Work::Probe { start_page, first_key } = operation.work else { unreachable!("a probe") };
         let pages = operation.sound_pages;
@@ -167,10 +168,10 @@ impl Scheduler {
             (Some(_), None) => None,
             (None, _) => (is_short && pages == 0).then_some(first_key),
         };
-        if let Some(reading) = &mut self.reading {
+        if let Some(reading) = &mut self.l3_reads {
             reading.note_probe(failed, is_telling, self.now);
             if let Some(key) = missing {
-                reading.is_missing(key, self.now);
+                reading.note_missing(key, self.now);
             }
         }
         let Some(handle) = owner else { return };
@@ -181,21 +182,21 @@ impl Scheduler {
             // It may be asked about again once the back-off is over.
             self.requests[handle].asked = None;
         }
-        self.happen(handle, &LifeEvent::ProbeEnded);
+        self.transition(handle, LifeEvent::ProbeEnded);
         let threshold = self.config.l3.as_ref().map_or(u32::MAX, |l3| l3.prefetch_threshold_pages);
         if pages >= threshold {
-            self.stand_in_line_to_fetch(handle, Found { start_page, pages });
+            self.queue_prefetch(handle, Found { start_page, pages });
         } else {
-            self.requests.wait(handle, Waiting::IN_LINE);
+            self.requests.wait(handle, Wait::ADMISSION);
         }
     }
 
     /// Puts the request back among those to ask about, but not for ever.
-    pub(crate) fn ask_again(&mut self, handle: Handle) {
+    pub(super) fn probe_again(&mut self, handle: Handle) {
         if self.requests[handle].asks_left > 0 {
-            self.stand_in_line_to_ask(handle);
+            self.queue_probe(handle);
         } else {
-            self.requests.wait(handle, Waiting::IN_LINE);
+            self.requests.wait(handle, Wait::ADMISSION);
         }
     }
 }

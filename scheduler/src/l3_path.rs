@@ -1,10 +1,9 @@
-//! What an operation with L3 is about, together with what comes before it.
+//! Path of an L3 operation: its pages together with the pages before them.
 
 use terrace_cache::PageKey;
 
-/// The keys of a sequence from its first page to the last that an operation with L3 is about, in pieces.
-/// A plan tells the keys of the operation alone, and mostly those will do; a store that keeps pages by
-/// what they follow needs the others too.
+/// Keys of a sequence from its first page to the last page of an L3 operation, in pieces. A plan contains the keys of
+/// the operation alone. Stores that index pages by their prefix need the keys before them too.
 #[derive(Clone, Debug, Default)]
 pub struct L3Path<'a> {
     pieces: Vec<L3Piece<'a>>,
@@ -13,25 +12,25 @@ pub struct L3Path<'a> {
 /// Consecutive pages of an [`L3Path`].
 #[derive(Clone, Copy, Debug)]
 pub struct L3Piece<'a> {
-    /// One key a page.
+    /// One key for each page.
     pub keys: &'a [PageKey],
-    /// Whether the operation is about these pages: otherwise they only come before some of those.
+    /// True if the operation reads or writes these pages, false if they only precede such pages.
     pub is_asked: bool,
 }
 
 impl<'a> L3Path<'a> {
-    /// The pieces, from the first page on.
+    /// Pieces from the first page on.
     #[must_use]
     pub fn pieces(&self) -> &[L3Piece<'a>] {
         &self.pieces
     }
 
-    /// The keys that the operation is about: those of the plan.
+    /// Keys of the operation's pages, as in the plan.
     pub fn asked(&self) -> impl DoubleEndedIterator<Item = PageKey> {
         self.asked_pieces().flat_map(|piece| piece.keys.iter().copied())
     }
 
-    /// How many pages the operation is about.
+    /// Number of the operation's pages.
     #[must_use]
     pub fn pages(&self) -> usize {
         self.asked_pieces().map(|piece| piece.keys.len()).sum()
@@ -46,7 +45,7 @@ impl<'a> L3Path<'a> {
         self.pieces.extend(pieces.into_iter().map(|keys| L3Piece { keys, is_asked }));
     }
 
-    /// Removes the pieces behind the last one that the operation is about.
+    /// Removes the pieces behind the last one of the operation.
     pub(crate) fn end_with_asked(&mut self) {
         let end = self.pieces.iter().rposition(|piece| piece.is_asked);
         self.pieces.truncate(end.map_or(0, |last| last + 1));

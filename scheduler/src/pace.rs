@@ -1,4 +1,4 @@
-//! The pace of steps: what tokens of prompts count for, and how long a step may keep newcomers waiting.
+//! Cost of prompt tokens in a step, and the rate of arrivals.
 
 use std::time::Duration;
 
@@ -6,15 +6,15 @@ use terrace_fsm::Time;
 
 use crate::config::BatchConfig;
 
-/// So many gaps between arrivals must have been seen before they mean anything.
+/// Minimum number of observed gaps between arrivals.
 const GAPS_MIN: u32 = 16;
 
-/// How requests arrive.
+/// Mean gap between arrivals.
 #[derive(Debug, Default)]
 pub(crate) struct Arrivals {
     seen: u32,
     last: Time,
-    /// The mean of the gaps between them; each further one counts for a sixteenth.
+    /// Mean of the gaps; each further one counts for a sixteenth.
     gap_ns: u64,
 }
 
@@ -30,14 +30,14 @@ impl Arrivals {
         self.seen = self.seen.saturating_add(1);
     }
 
-    /// How soon another is expected; nothing if too few have come to tell.
+    /// Expected time until the next arrival; `None` after too few arrivals.
     pub(crate) fn gap_ns(&self, now: Time) -> Option<u64> {
         (self.seen > GAPS_MIN).then(|| self.gap_ns.max(nanos(now.since(self.last))))
     }
 }
 
-/// What so many tokens of a prompt, from a position on, count for in a step. One that many come before
-/// takes longer, for it attends to them all.
+/// Cost of prompt tokens from a position on. Tokens behind many others take longer, because they attend to all of
+/// them.
 pub(crate) fn work(config: &BatchConfig, start: u32, tokens: u32) -> u32 {
     let context = u64::from(config.context_tokens);
     match u64::from(start) {
@@ -49,7 +49,7 @@ pub(crate) fn work(config: &BatchConfig, start: u32, tokens: u32) -> u32 {
     }
 }
 
-/// How many tokens of a prompt, from a position on, count for so much: at least one, if anything.
+/// Number of prompt tokens from a position on that have this cost: at least one, unless the cost is 0.
 pub(crate) fn tokens_for(config: &BatchConfig, start: u32, work: u32) -> u32 {
     let context = u64::from(config.context_tokens);
     match u64::from(start) {

@@ -249,7 +249,7 @@ impl Scheduler {
     /// load-back has ended, so the figures are complete with the first token.
     #[must_use]
     pub fn hits(&self, id: RequestId) -> Option<Hits> {
-        self.requests.find(id).map(|handle| self.requests[handle].hits)
+        self.requests.find(id).map(|handle| self.requests[handle].hit_count.hits())
     }
 
     /// Returns the first nodes of the cache's tree in some namespaces ([`namespace_of`]), parents before their

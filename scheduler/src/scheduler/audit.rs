@@ -1,4 +1,4 @@
-//! The audit: every page, pin, slot and share of a budget is accounted for.
+//! Audit: every page, pin, slot and share of a budget is accounted for.
 
 use terrace_cache::{Claims, Fault};
 use terrace_fsm::{OpId, StateName};
@@ -9,12 +9,11 @@ use crate::operations::Counts;
 use crate::stats::OperationStats;
 
 impl Scheduler {
-    /// Proves that no page is lost or owned twice, that every pin is counted, and that slots and
-    /// budgets add up. Takes time proportional to the whole cache: for tests, and for operators who
-    /// want to know.
+    /// Checks that no page is lost or owned twice, that every pin is counted, and that slots and budgets add up.
+    /// Takes time proportional to the whole cache.
     ///
     /// # Errors
-    /// What is wrong, in words.
+    /// A description of the first fault.
     pub fn try_audit(&self) -> Result<(), Fault> {
         let mut claims = Claims::default();
         for entry in self.requests.iter() {
@@ -31,10 +30,10 @@ impl Scheduler {
         self.audit_requests()
     }
 
-    /// As [`try_audit`](Self::try_audit).
+    /// Runs [`try_audit`](Self::try_audit).
     ///
     /// # Panics
-    /// If anything is wrong.
+    /// If there is a fault.
     pub fn audit(&self) {
         if let Err(fault) = self.try_audit() {
             panic!("audit: {fault}");
@@ -86,7 +85,7 @@ impl Scheduler {
             ensure(entry.wait().fits(state), || {
                 format!("{} is {state:?} and waits: {:?}", entry.id, entry.wait())
             })?;
-            fetched_pages += entry.held_pages;
+            fetched_pages += entry.l3.held_pages();
             parked += usize::from(entry.wait().wake().is_some());
             sharing += usize::from(entry.computing_key.is_some());
             if let Some(op) = entry.life.state().operation() {

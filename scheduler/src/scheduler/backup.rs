@@ -17,7 +17,7 @@ impl Scheduler {
         self.config.l3.as_ref().is_some_and(|l3| l3.backup)
     }
 
-    /// Takes a path whose host pages are to be stored; the oldest give way if there are too many.
+    /// Queues a path whose host pages are to be stored. The oldest backups are dropped if there are too many.
     pub(super) fn queue_backup(&mut self, path: HostPin) {
         if planted(Bug::ForgetBackup) {
             self.cache.unpin_host(path);
@@ -37,7 +37,7 @@ impl Scheduler {
         }
     }
 
-    /// Lets a backup that waits for its turn give way, if there is one.
+    /// Drops the oldest queued backup. Returns false if there is none.
     pub(super) fn skip_oldest_backup(&mut self) -> bool {
         self.skip_backup(0)
     }
@@ -49,8 +49,8 @@ impl Scheduler {
         true
     }
 
-    /// Lets backups that wait for their turn give way, oldest first, until so many host pages can be had. One that
-    /// keeps no page of its own would make no room and stays. Returns how many of the pages can be had.
+    /// Drops queued backups, oldest first, until this number of host pages is available, and returns how many are. A
+    /// backup that pins no page of its own would make no room and stays.
     pub(super) fn drop_backups_for(&mut self, pages: usize) -> usize {
         let mut spared = 0;
         loop {
@@ -65,7 +65,7 @@ impl Scheduler {
         }
     }
 
-    /// Stores host pages that L3 is not known to have. Their path stays pinned until the outcome.
+    /// Starts backups of host pages that L3 is not known to have. Their path stays pinned until the outcome.
     pub(super) fn plan_backups(&mut self, plan: &mut Plan) {
         let share = self.config.l3.as_ref().map_or(0, |l3| l3.backup_pages_max);
         let share = share.min(self.config.most_of_host());
@@ -106,7 +106,7 @@ impl Scheduler {
         }
     }
 
-    /// If a backup in flight has found its source corrupt, it is the copy on host that is.
+    /// Distrusts the host page that a backup in flight has found corrupt.
     pub(super) fn distrust_source(&mut self, op: OpId) {
         let Some(operation) = self.operations.get(op) else { return };
         if let Work::Backup { source, arrival, .. } = &operation.work

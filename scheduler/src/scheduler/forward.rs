@@ -1,4 +1,4 @@
-//! The forward step: which prompts and decodes it computes, and what its results change.
+//! Forward steps: prompts and decodes of a step, and the effect of its results.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::results::ResultReader;
 use crate::step::{Member, Step};
 
 impl Scheduler {
-    /// Fills the plan with the next step, if there is something to compute.
+    /// Adds the next step to the plan, if there is something to compute.
     pub(super) fn plan_forward(&mut self, plan: &mut Plan) {
         let mut tokens_left = self.config.batch.step_tokens_max;
         let retractions = self.stats.retractions;
@@ -29,7 +29,7 @@ impl Scheduler {
         }
         let nothing = plan.prefills.is_empty() && plan.decodes.is_empty();
         if nothing && self.stats.retractions > retractions {
-            // What was given up may serve another, and nothing would remind us later.
+            // The released pages may serve another request, and no event would start it later.
             self.plan_prefills(plan, &mut tokens_left);
         }
         self.steps.note_kind(plan);
@@ -41,7 +41,7 @@ impl Scheduler {
         self.begin_step(plan);
     }
 
-    /// Says which prompts and decodes are in the step; nothing if it has to wait for those in flight.
+    /// Adds prompts and decodes to the plan. Returns `None` if it has to wait for the steps in flight.
     fn plan_members(&mut self, plan: &mut Plan, tokens_left: &mut u32) -> Option<()> {
         if !self.preempt(plan) {
             return None;
@@ -75,7 +75,7 @@ impl Scheduler {
     fn plan_decodes_alone(&mut self, plan: &mut Plan, tokens_left: &mut u32) -> Option<()> {
         match self.steps.is_empty() {
             true => self.make_room_for(plan, |state| matches!(state, State::Decoding(_)))?,
-            // Those whose prompt ends with a step in flight decode in the next.
+            // Requests whose prompt ends with a step in flight decode in the next.
             false => self.make_room_for(plan, |state| state.computing().is_some())?,
         }
         self.plan_decodes(plan, tokens_left);
@@ -103,14 +103,14 @@ impl Scheduler {
         }
     }
 
-    /// The same behind steps in flight.
+    /// Adds decodes behind steps in flight.
     #[inline(never)]
     fn plan_decodes_ahead(&mut self, plan: &mut Plan, tokens_left: &mut u32) {
         for &handle in self.batch.running() {
             let entry = &self.requests[handle];
             let computing = match entry.life.state() {
                 State::Decoding(computing) => computing,
-                // Its prompt ends with a step in flight.
+                // The prompt ends with a step in flight.
                 State::Prefilling(computing) if entry.in_flight.new_tokens() > 0 => computing,
                 _ => continue,
             };
@@ -126,7 +126,7 @@ impl Scheduler {
         }
     }
 
-    /// How often the step can be repeated without a plan in between: nobody waits for one, and every
+    /// Maximum number of repetitions of the step without a plan in between: no request waits for a plan, and every
     /// decode has room on its pages and tokens to produce.
     fn repeats_max(&self, plan: &Plan) -> u32 {
         let repeats_max = self.config.batch.repeats_max;
@@ -143,16 +143,16 @@ impl Scheduler {
         repeats.fold(repeats_max, u32::min)
     }
 
-    /// Whether a plan may do something for a request without anything having happened before it.
+    /// Returns true if a plan may help a request without any event before it.
     fn has_work_for_a_plan(&self) -> bool {
         !self.requests.queue().is_empty()
             || !self.pending_write_backs.is_empty()
             || self.l3_reads.as_ref().is_some_and(L3Reads::has_queued)
     }
 
-    /// Gives every running request in such a state the pages for what it computes next. In case of need the
-    /// worst ranked give up theirs, or sit out while pages are on their way. Nobody does while steps are in
-    /// flight: then there is nothing to be planned before they have ended.
+    /// Gives every running request in such a state the pages for its next step. If memory is short, the lowest ranked
+    /// requests are retracted, or sit out while pages become free. With steps in flight nothing is retracted, and
+    /// `None` says that there is nothing to plan before they have ended.
     fn make_room_for(&mut self, plan: &mut Plan, is_meant: impl Fn(&State) -> bool) -> Option<()> {
         for place in 0..self.batch.running().len() {
             let handle = self.batch.running()[place];
@@ -173,7 +173,7 @@ impl Scheduler {
         Some(())
     }
 
-    /// Gives the request so many more device pages, evicting if need be.
+    /// Gives the request more device pages, with eviction if necessary.
     pub(super) fn grow(&mut self, handle: Handle, pages: usize) -> bool {
         if !self.cache.free_device_pages(pages) {
             return false;
@@ -245,7 +245,7 @@ impl Scheduler {
 
     // ---- results ----
 
-    /// The step's KV is written: publishes it, appends the new tokens, lets requests go on or end.
+    /// Applies the results of a step: publishes its pages, appends the new tokens, and lets requests continue or end.
     pub(super) fn step_done(
         &mut self,
         step: Step,
@@ -278,7 +278,7 @@ impl Scheduler {
         self.step_over(step);
     }
 
-    /// Steps take effect whose reports have waited for load-backs and need not any more.
+    /// Applies reports that were held back for load-backs and no longer wait.
     pub(super) fn end_held_steps(&mut self) {
         if planted(Bug::PublishWhileLoading) {
             self.end_load_backs_early();
@@ -293,7 +293,7 @@ impl Scheduler {
         }
     }
 
-    /// Nothing is computed in the step any more.
+    /// Releases the resources of an ended step.
     fn step_over(&mut self, step: Step) {
         self.cache.cooled(step.id().0);
         self.steps.recycle(step, &mut self.cache);
@@ -312,7 +312,7 @@ impl Scheduler {
         entry.failed_steps = 0;
         let new_tokens = result.map_or(0, |result| result.tokens.len() as u32);
         if member.is_decode {
-            // Of the positions computed, those hold that led to a token.
+            // Only the positions that led to a token are valid.
             entry.computed_tokens += match planted(Bug::BelieveDrafts) {
                 true => (member.end - member.start).min(new_tokens + 1),
                 false => new_tokens,
@@ -346,23 +346,22 @@ impl Scheduler {
         }
     }
 
-    /// Makes whole pages that are computed visible to others.
-    // Apart, so that looking costs little: most tokens complete none.
+    /// Publishes whole pages that are computed.
+    // Separate, because most tokens complete no page.
     #[inline(never)]
     pub(super) fn publish_pages(&mut self, handle: Handle, start: u32, end: u32) {
-        let Entry { life, sequence, priority, writes, .. } = &mut self.requests[handle];
-        let (run, priority) = (sequence.run(start, end).reaching(*writes), *priority);
+        let Entry { life, sequence, priority, options, .. } = &mut self.requests[handle];
+        let (run, priority) = (sequence.run(start, end).reaching(options.writes), *priority);
         let change = life.handle(LifeEvent::Computed { run, priority }, &mut self.cache);
         let duplicate = change.output.published().and_then(|published| published.first_duplicate);
         if let Some(first) = duplicate.filter(|_| !planted(Bug::KeepRowOfDuplicate)) {
-            // The tree had some of these pages: the row must name the tree's, not ours.
+            // The tree had some of these pages: the row must name its pages.
             let entry = &mut self.requests[handle];
             entry.row_entries = entry.row_entries.min(first);
         }
     }
 
-    /// The step wrote nothing that can be trusted: its members try again, but not for ever. Those of the
-    /// steps behind it have lost what they follow.
+    /// Discards a failed step: its members try again, up to a limit, and the steps behind it are void.
     pub(super) fn step_failed(&mut self, step: Step) {
         self.stats.steps_failed += 1;
         if !step.is_void() {
@@ -380,7 +379,7 @@ impl Scheduler {
         self.step_over(step);
     }
 
-    /// What the request computed cannot be trusted.
+    /// Discards a member's part of a step.
     fn member_failed(&mut self, member: &Member) {
         let Some(entry) =
             self.requests.get_mut(member.handle).filter(|entry| member.counts_for(entry))
@@ -402,13 +401,13 @@ impl Scheduler {
         }
     }
 
-    /// Measures how fast prompts are computed, beside decodes too: under load there are always some.
+    /// Measures the speed of prompts, beside decodes too: under load there are always some.
     fn observe_rates(&mut self, step: &Step, took: Duration, repeated: u64) {
         if step.has_waits() {
-            // It may have waited longer than it computed.
+            // The step may have waited longer than it computed.
             return;
         }
-        // Prefills come before decodes.
+        // Prefills are before decodes.
         let has_decodes = step.members().last().is_some_and(|member| member.is_decode);
         if step.members().first().is_some_and(|member| member.is_decode) {
             self.rates.observe_decodes(took, repeated);
@@ -425,7 +424,7 @@ impl Scheduler {
     }
 }
 
-/// Tells the engine which entries of a row it does not know yet.
+/// Adds the entries of a row that the engine does not know to the plan.
 #[inline]
 fn plan_row(entry: &mut Entry, cache: &Cache, operations: &Operations, plan: &mut Plan) {
     let computing = entry.life.state().computing().expect("a member computes");
@@ -434,7 +433,7 @@ fn plan_row(entry: &mut Entry, cache: &Cache, operations: &Operations, plan: &mu
     }
 }
 
-// Apart, since most rows are as they were.
+// Separate, because most rows do not change.
 #[inline(never)]
 fn plan_changed_row(entry: &mut Entry, cache: &Cache, operations: &Operations, plan: &mut Plan) {
     let computing = entry.life.state().computing().expect("a member computes");
@@ -460,18 +459,18 @@ fn plan_changed_row(entry: &mut Entry, cache: &Cache, operations: &Operations, p
     entry.row_entries = entries;
 }
 
-/// For how many positions a decode needs room: none if the steps in flight produce all that it may, or what
-/// it has to wait for.
+/// Number of positions that a decode needs room for: 0 if the steps in flight produce all tokens that it may, or a
+/// token that it has to wait for.
 #[inline]
 fn decode_tokens(config: &Config, entry: &Entry) -> u32 {
     match entry.in_flight.new_tokens() {
         0 => config.batch.decode_tokens.min(entry.remaining_tokens),
-        _ if entry.waits_for_tokens => 0,
+        _ if entry.options.waits_for_tokens => 0,
         new_tokens => config.batch.decode_tokens.min(entry.remaining_tokens - new_tokens),
     }
 }
 
-/// Device pages that a running request lacks for what it computes next.
+/// Number of device pages that a running request lacks for its next step.
 #[inline]
 fn missing_pages(config: &Config, entry: &Entry) -> usize {
     let (computing, end) = match entry.life.state() {
@@ -479,7 +478,7 @@ fn missing_pages(config: &Config, entry: &Entry) -> usize {
             let late = u32::from(planted(Bug::GrowOnePageTooLate));
             (computing, entry.planned_tokens() + decode_tokens(config, entry) - late)
         }
-        // A prefill has all its pages from the start, unless its load-back fell short.
+        // A prefill has all its pages from the start, unless its load-back was incomplete.
         State::Prefilling(computing) if computing.transfer.is_none() => {
             (computing, prefill_end(config, entry))
         }

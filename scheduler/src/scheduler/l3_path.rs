@@ -8,8 +8,7 @@ use crate::l3_path::L3Path;
 use crate::operations::{Anchor, Work};
 
 impl Scheduler {
-    /// The path of an operation with L3 that is in flight; `None` for any other, and for a probe whose
-    /// answer nobody waits for any more.
+    /// Path of an L3 operation in flight; `None` for any other operation, and for a probe without a waiting request.
     #[must_use]
     pub fn l3_path(&self, op: OpId) -> Option<L3Path<'_>> {
         let operation = self.operations.get(op)?;
@@ -47,12 +46,12 @@ impl Scheduler {
         Some(path)
     }
 
-    /// Writes the digest of each page of a prefetch or backup in flight to the end of `into`, in the order of its
-    /// keys. A store keeps them with the pages, and a prefetch accepts only pages with its own digests: keys alone do
-    /// not prove that a page belongs to these tokens. Other operations have none.
+    /// Appends the digest of each page of a prefetch or backup in flight to `into`, in the order of its keys. A store
+    /// keeps them with the pages, and a prefetch accepts only pages with its own digests: keys alone do not prove
+    /// that a page belongs to these tokens. Other operations have none.
     ///
-    /// This hashes the pages of the operation, and those before them that no former operation has hashed, so call it
-    /// when the step is under way.
+    /// This hashes the pages of the operation, and those before them that no earlier operation has hashed. Call it
+    /// while a step is running.
     pub fn l3_digests(&mut self, op: OpId, into: &mut Vec<PrefixDigest>) {
         let Some(operation) = self.operations.get(op) else { return };
         match &operation.work {

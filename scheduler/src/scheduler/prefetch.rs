@@ -1,5 +1,4 @@
-//! Prefetches: bringing to host what L3 has of a request, from standing in line for a share of the host
-//! to the pages that arrived.
+//! Prefetches: pages of a request are copied from L3 to host, within a share of the host.
 
 use terrace_cache::HostPin;
 use terrace_cache::planted::{Bug, planted};
@@ -14,30 +13,30 @@ use crate::plan::{L3Kind, L3Op, Plan};
 use crate::requests::Entry;
 use crate::wait::{Found, Wait};
 
-/// Whether a prefetch begins.
+/// Decision about a prefetch.
 enum Decision {
-    /// It is not worth it: the request goes on without.
+    /// The prefetch is not worth it: the request continues without.
     Skip,
-    /// There is no room in the share yet.
+    /// The share has no room yet.
     Wait,
-    /// The cache has lost pages that L3 was not asked about.
+    /// The cache has lost pages that the last probe did not cover.
     AskAgain,
-    /// Of so many pages, from the cache's end on.
+    /// Prefetch this number of pages, behind the cached ones.
     Go { pages: u32 },
 }
 
-/// A prefetch begins when the share has room for all of it, or for this part of the share: a large hit comes in pieces,
-/// and neither waits for the whole share nor keeps smaller ones waiting for it.
+/// A prefetch starts when the share has room for all of it, or for this fraction of the share. A large hit is
+/// prefetched in pieces, and neither waits for the whole share nor blocks smaller ones.
 const PIECE_OF_SHARE: u32 = 8;
 
 impl Scheduler {
-    /// The next plan begins the prefetch of what was found, or lets the request wait for its share.
+    /// Queues the prefetch of a hit.
     pub(super) fn queue_prefetch(&mut self, handle: Handle, found: Found) {
         let (Some(config), Some(reading)) = (&self.config.l3, &mut self.l3_reads) else { return };
         reading.queue_prefetch(handle);
-        self.requests[handle].found = Some(found);
+        self.requests[handle].l3.set_found(Some(found));
         let waiting = match config.prefetch {
-            // It runs as soon as there is room, with or without.
+            // The request runs as soon as there is room, with or without the prefetch.
             PrefetchPolicy::BestEffort => Wait::ADMISSION,
             PrefetchPolicy::Wait { .. } | PrefetchPolicy::Deadline { .. } => {
                 Wait::PrefetchQueued { until: self.prefetch_deadline(config, found.pages) }
@@ -46,15 +45,15 @@ impl Scheduler {
         self.requests.wait(handle, waiting);
     }
 
-    /// Whether a request goes on waiting in line while its prefetch is under way, after its time.
+    /// Returns true if a request is queued for admission while its late prefetch continues.
     pub(super) fn fetches_in_line(&self, handle: Handle) -> bool {
         let is_best_effort =
             self.config.l3.as_ref().is_some_and(|l3| l3.prefetch == PrefetchPolicy::BestEffort);
         is_best_effort && self.requests[handle].state() == StateName::Prefetching
     }
 
-    /// Fetches what L3 has and the cache still lacks, in the order in which that was learnt: the match is made again,
-    /// here and now. A request that is in line by then has its turn too, until it runs.
+    /// Starts queued prefetches of pages that the cache still lacks. The cache is matched again. Requests that are
+    /// queued for admission meanwhile keep their turn until they run.
     pub(super) fn plan_prefetches(&mut self, plan: &mut Plan) {
         while let Some(handle) = self.l3_reads.as_ref().and_then(L3Reads::next_prefetch) {
             let found = self.requests.get(handle).and_then(Entry::awaits_fetch);
@@ -73,7 +72,7 @@ impl Scheduler {
                     }
                 }
                 Some((_, Decision::AskAgain)) => {
-                    self.requests[handle].found = None;
+                    self.requests[handle].l3.set_found(None);
                     self.probe_again(handle);
                 }
                 Some((_, Decision::Skip | Decision::Wait)) => self.go_on_without_fetch(handle),
@@ -101,9 +100,9 @@ impl Scheduler {
             self.rates.decay_prefetch_estimate();
             return Decision::Skip;
         }
-        // Either may be over before the request is admitted.
+        // The request may be probed for again before it is admitted.
         if !self.prefetches_may_begin() || self.has_producer(handle, start_page) {
-            self.requests[handle].asked = None;
+            self.requests[handle].l3.forget_probe();
             return Decision::Skip;
         }
         let Some(reading) = &self.l3_reads else { return Decision::Skip };
@@ -120,7 +119,7 @@ impl Scheduler {
         Decision::Go { pages: pages.min(in_share) }
     }
 
-    /// How long a request waits for a prefetch of so many pages, from now.
+    /// End of a request's wait for a prefetch of this size.
     fn prefetch_deadline(&self, config: &L3Config, pages: u32) -> Time {
         match config.prefetch {
             PrefetchPolicy::BestEffort => self.now.after(self.rates.prefetch_time(pages)),
@@ -132,8 +131,7 @@ impl Scheduler {
         }
     }
 
-    /// Whether L3 delivers, as far as is known: it is not in back-off, and does not hold too many pages
-    /// that nobody waits for any more.
+    /// Returns true if L3 is not in back-off and does not hold too many pages that no request waits for.
     pub(super) fn prefetches_may_begin(&self) -> bool {
         let (Some(config), Some(reading)) = (&self.config.l3, &self.l3_reads) else { return false };
         let half_of_share = (self.prefetch_share(config) / 2).max(1);
@@ -142,21 +140,21 @@ impl Scheduler {
             && self.operations.counts().prefetches.quarantined_pages < quarantine_max
     }
 
-    /// Host pages that prefetches may hold.
+    /// Maximum number of host pages that prefetches hold.
     fn prefetch_share(&self, config: &L3Config) -> u32 {
         let most_of_host = self.config.most_of_host().max(config.prefetch_threshold_pages);
         config.prefetch_pages_max.min(most_of_host)
     }
 
-    /// Begins to fetch at most `pages` of what was found. The rest follows in pieces. Returns false if the host has
-    /// no room now: the request stays the first of those that wait.
+    /// Starts to prefetch at most `pages` of a hit; the rest follows in pieces. Returns false if the host has no
+    /// room: the request stays the first in the queue.
     fn start_prefetch(&mut self, handle: Handle, told: Found, pages: u32, plan: &mut Plan) -> bool {
         let Some(config) = &self.config.l3 else { return true };
         let threshold = config.prefetch_threshold_pages;
         let entry = &self.requests[handle];
         let namespace = entry.sequence.root();
         let found = self.cache.lookup(&entry.sequence, self.cacheable_pages(handle));
-        // Pins first: making room must not evict what the pages will continue.
+        // Pins first: making room must not evict the path before the pages.
         let anchor = self.cache.pin_host(namespace, found.host);
         let start_page = anchor.depth();
         let wanted = match planted(Bug::FetchFewPages) {
@@ -176,7 +174,7 @@ impl Scheduler {
             pages: told.end_page().saturating_sub(start_page + pages),
         };
         let comes_in_pieces = rest.pages >= threshold && !planted(Bug::FetchOnePiece);
-        self.requests[handle].found = comes_in_pieces.then_some(rest);
+        self.requests[handle].l3.set_found(comes_in_pieces.then_some(rest));
         let path = self.cache.pin_again(&anchor);
         let destination = self.cache.take_host_pages(pages as usize).expect("room was made");
         let run = self.requests[handle].sequence.run(start_page, start_page + pages).keep();
@@ -216,20 +214,20 @@ impl Scheduler {
 
     // ---- pieces behind the first ----
 
-    /// Lets a request that computes wait for the next piece of what L3 has of it, once all that the host has is
-    /// loaded.
+    /// Lets a computing request wait for the next piece of its hit, once all its pages on host are loaded.
     pub(super) fn continue_prefetch(&mut self, handle: Handle) {
         let entry = &self.requests[handle];
-        let (Some(found), State::Prefilling(computing)) = (entry.found, entry.life.state()) else {
+        let (Some(found), State::Prefilling(computing)) = (entry.l3.found(), entry.life.state())
+        else {
             return;
         };
         let page_size = self.config.cache.page_size;
         let is_between_pages = entry.computed_tokens == computing.path.depth() * page_size;
         let waits = computing.transfer.is_some() || !matches!(entry.wait(), Wait::Step { .. });
-        if waits || entry.loads_on || !is_between_pages || self.steps.have(entry) {
+        if waits || entry.loads_more || !is_between_pages || self.steps.have(entry) {
             return;
         }
-        // Its next piece takes the place of the one before.
+        // The next piece takes the place of the one before.
         self.release_fetched(handle);
         if let Some(reading) = &mut self.l3_reads {
             reading.queue_prefetch_first(handle);
@@ -238,18 +236,18 @@ impl Scheduler {
             .wait(handle, Wait::PrefetchQueued { until: self.fetch_deadline(found.pages) });
     }
 
-    /// The request does not wait for its share of the prefetches any more.
+    /// Ends the wait for a share of the prefetches.
     pub(super) fn end_prefetch_wait(&mut self, handle: Handle) {
         let computes = self.requests[handle].life.state().computing().is_some();
         if computes || planted(Bug::ForgetHitsAtTimeout) {
             self.go_on_without_fetch(handle);
         } else {
-            // The share may have room before the request is admitted.
+            // The share may have room before the admission.
             self.requests.wait(handle, Wait::ADMISSION);
         }
     }
 
-    /// The request computes what L3 has not brought so far.
+    /// Lets the request compute the pages that are not prefetched.
     fn go_on_without_fetch(&mut self, handle: Handle) {
         self.forget_found(handle);
         let waiting = match self.requests[handle].life.state().computing() {
@@ -259,14 +257,14 @@ impl Scheduler {
         self.requests.wait(handle, waiting);
     }
 
-    /// Nothing more is fetched for the request.
+    /// Gives up the pages that are not prefetched.
     pub(super) fn forget_found(&mut self, handle: Handle) {
-        if let Some(found) = self.requests[handle].found.take() {
+        if let Some(found) = self.requests[handle].l3.take_found() {
             self.stats.prefetch_shortened_pages += u64::from(found.pages);
         }
     }
 
-    /// Inserts what arrived sound where it belongs, whoever still waits for it.
+    /// Inserts the sound pages of a prefetch that has ended into the tree, even if no request waits for them.
     pub(super) fn prefetch_ended(&mut self, op: OpId, operation: Operation) {
         let is_telling = operation.is_telling();
         let Operation { work, owner, started, sound_pages, is_stale, .. } = operation;
@@ -288,7 +286,7 @@ impl Scheduler {
         self.rates.prefetch_ended(started, self.now, measured);
         self.cache.give_host_pages(pages.split_off(sound));
         let Some(mut anchor) = self.regain(anchor) else {
-            // Nobody waited, and what these pages continue is gone.
+            // No request waited, and the path before these pages is evicted.
             self.cache.give_host_pages(pages);
             return;
         };
@@ -298,21 +296,17 @@ impl Scheduler {
             Some(handle) => {
                 let entry = &mut self.requests[handle];
                 let end_page = start_page + sound_pages;
-                entry.fetched = match entry.fetched.end == start_page {
-                    true => entry.fetched.start..end_page,
-                    false => start_page..end_page,
-                };
-                entry.held_pages += sound_pages;
+                entry.l3.note_fetched(start_page..end_page);
                 entry.uncached_tokens = None;
                 if sound < keys.len() {
-                    entry.found = None;
+                    entry.l3.set_found(None);
                     if !called_off {
-                        entry.l3_lacks(end_page);
+                        entry.l3.note_missing(end_page);
                     }
                 }
                 if let Some(reading) = &mut self.l3_reads {
                     reading.hold_pages(sound_pages);
-                    if entry.found.is_some() {
+                    if entry.l3.found().is_some() {
                         reading.queue_prefetch_first(handle);
                     }
                 }
@@ -325,7 +319,7 @@ impl Scheduler {
         }
     }
 
-    /// The pin behind which a prefetch's pages belong, if its prefix is still there.
+    /// Pin of the path before a prefetch's pages, if it is still cached.
     fn regain(&mut self, anchor: Anchor) -> Option<HostPin> {
         match anchor {
             Anchor::Pinned(pin) => Some(pin),
@@ -337,8 +331,7 @@ impl Scheduler {
         }
     }
 
-    /// Nobody waits for a prefetch any more: it keeps its destination, but no longer the pages that
-    /// it would continue.
+    /// Releases the path before the pages of a prefetch that no request waits for. Its destination stays.
     pub(super) fn loosen_anchor(&mut self, handle: Handle, op: OpId) {
         let sequence = &self.requests[handle].sequence;
         let Some(anchor) = self.operations.anchor(op) else { return };
@@ -351,10 +344,10 @@ impl Scheduler {
         }
     }
 
-    /// The request does not wait for its prefetch any more: it may be admitted, or loads what was brought.
+    /// Ends the wait for a prefetch: the request is queued for admission, or loads the pages.
     pub(super) fn prefetch_settled(&mut self, handle: Handle) {
         if self.requests[handle].life.state().computing().is_some() {
-            self.requests[handle].loads_on = true;
+            self.requests[handle].loads_more = true;
             self.requests.wait(handle, Wait::STEP);
             self.start_sharing(handle);
         } else {
@@ -365,17 +358,17 @@ impl Scheduler {
         }
     }
 
-    /// The request is admitted, or loads what L3 brought for it. It keeps its part of the share if there is more to
-    /// fetch: those that wait for its slot could take it, and use it only behind it.
+    /// Releases the request's part of the share when it is admitted or loads its pages, unless there is more to
+    /// prefetch: requests that wait for its slot would use that part only after it.
     pub(super) fn release_share(&mut self, handle: Handle) {
-        if self.requests[handle].found.is_none() {
+        if self.requests[handle].l3.found().is_none() {
             self.release_fetched(handle);
         }
     }
 
-    /// Pages that L3 brought for the request do not wait on host for it any more.
+    /// Stops counting the prefetched pages of a request.
     pub(super) fn release_fetched(&mut self, handle: Handle) {
-        let held_pages = std::mem::take(&mut self.requests[handle].held_pages);
+        let held_pages = self.requests[handle].l3.release_held();
         if let Some(reading) = &mut self.l3_reads {
             reading.release_pages(held_pages);
         }
@@ -383,7 +376,7 @@ impl Scheduler {
 }
 
 impl Entry {
-    /// What L3 has of the request, if a prefetch of that may begin.
+    /// Hit in L3, if its prefetch may start.
     fn awaits_fetch(&self) -> Option<Found> {
         let is_free = self.life.state().operation().is_none();
         let waits = match self.wait() {
@@ -395,6 +388,6 @@ impl Entry {
             | Wait::Step { .. }
             | Wait::WriteBack { .. } => false,
         };
-        self.found.filter(|_| is_free && waits)
+        self.l3.found().filter(|_| is_free && waits)
     }
 }

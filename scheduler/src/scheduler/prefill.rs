@@ -21,7 +21,7 @@ use crate::prefill_budget::{PrefillBudget, PromptRest};
 use crate::requests::Entry;
 
 impl Scheduler {
-    /// Shares the step's tokens out among prompts, admitting those that wait.
+    /// Shares the step's tokens among prompts, and admits queued requests.
     pub(super) fn plan_prefills(&mut self, plan: &mut Plan, tokens_left: &mut u32) {
         self.wake_for_adapters();
         if *tokens_left == 0
@@ -59,8 +59,7 @@ impl Scheduler {
 
     // ---- by turn ----
 
-    /// Gives tokens to those who run and then, if it admits, to those who wait, in the order of
-    /// admission.
+    /// Assigns tokens to running requests and then, if `admits`, to queued ones, in the order of admission.
     fn share_by_turn(&mut self, plan: &mut Plan, admits: bool, budget: &mut PrefillBudget) {
         match self.config.queue.order {
             AdmissionOrder::Priority => self.share_by_priority(plan, admits, budget),
@@ -75,8 +74,8 @@ impl Scheduler {
         }
     }
 
-    /// Gives tokens to those who run, the most urgent first, and before them to those who wait and are
-    /// more urgent. Who was submitted too long ago goes first here too.
+    /// Assigns tokens to running requests by priority, and before each of them to queued requests of higher priority.
+    /// Requests that were submitted too long ago are first here too.
     fn share_by_priority(&mut self, plan: &mut Plan, admits: bool, budget: &mut PrefillBudget) {
         let overdue = self.now.before(ms(self.config.queue.wait_max_ms));
         let mut by_turn = std::mem::take(&mut self.prefill_turns);
@@ -97,8 +96,8 @@ impl Scheduler {
         self.prefill_turns = by_turn;
     }
 
-    /// Admits waiting requests while there are tokens, and gives them theirs; with `from`, only those of at least
-    /// this priority.
+    /// Admits queued requests while there are tokens, and assigns theirs; with `from`, only those of at least this
+    /// priority.
     fn admit_and_assign(&mut self, plan: &mut Plan, from: Option<i32>, budget: &mut PrefillBudget) {
         if budget.is_spent() {
             return;
@@ -112,8 +111,8 @@ impl Scheduler {
 
     // ---- by what is left ----
 
-    /// Gives tokens to those with the least left to compute. One who waits is admitted for it only if
-    /// the first in line keeps a slot and the memory that it needs.
+    /// Assigns tokens to the prompts with the least left to compute. A queued request is admitted for that only if
+    /// the first in the queue keeps a slot and the memory that it needs.
     fn share_among_shortest(&mut self, plan: &mut Plan, budget: &mut PrefillBudget) {
         if budget.is_spent() || planted(Bug::StarveTheShort) {
             return;
@@ -143,9 +142,9 @@ impl Scheduler {
             if self.requests[handle].wait().is_queued() {
                 let spare = first_in_line.filter(|&first| first != handle);
                 let spare = spare.filter(|&first| self.requests[first].wait().is_queued());
-                // The first in line keeps a slot,
+                // The first in the queue keeps a slot,
                 if self.batch.free_slots().len() > usize::from(spare.is_some()) {
-                    // and its pages with a reserve for this one.
+                    // and its pages, with a reserve for this one.
                     let reserve = self.config.batch.decode_reserve_pages as usize;
                     let needed = |first| self.new_pages(first, self.match_depths(first)) + reserve;
                     self.try_admit(handle, spare.map_or(0, needed), plan);
@@ -156,9 +155,9 @@ impl Scheduler {
         self.shortest_prefills = shortest;
     }
 
-    /// Returns how many tokens of a waiting request the cache lacked at the last look: enough to tell short prompts
-    /// from long ones without looking every time. At the first look the request is deferred if it waits for another,
-    /// because it may not be tried while others take all tokens.
+    /// Returns the number of tokens of a queued request that were not cached at the last look: enough to distinguish
+    /// short prompts from long ones. At the first look the request is deferred if it waits for a producer, because it
+    /// may not be tried while others take all tokens.
     fn uncached_tokens(&mut self, handle: Handle) -> u32 {
         if let Some(tokens) = self.requests[handle].uncached_tokens {
             return tokens;
@@ -182,7 +181,7 @@ impl Scheduler {
 
     // ---- chunks ----
 
-    /// How much of a step prompts may have that it cannot finish: whoever comes meanwhile waits for it.
+    /// Budget of a step for prompts that it cannot finish: new requests wait for it.
     fn work_for_long_prompts(&self) -> u32 {
         let chunk_min = self.config.batch.chunk_tokens_min;
         match self.arrivals.gap_ns(self.now) {
@@ -191,7 +190,7 @@ impl Scheduler {
         }
     }
 
-    /// Whether the request has a prompt to compute, and all that it takes.
+    /// Returns true if the request can compute a part of its prompt.
     fn can_compute(&self, handle: Handle) -> bool {
         let Some(entry) = self.requests.get(handle) else { return false };
         match entry.life.state() {
@@ -206,14 +205,13 @@ impl Scheduler {
         }
     }
 
-    /// How many tokens of its prompt this step does not compute yet.
+    /// Number of prompt tokens that this step does not compute.
     fn unassigned_tokens(&self, handle: Handle) -> u32 {
         let entry = &self.requests[handle];
         entry.prefill_end - entry.planned_tokens() - entry.chunk_tokens
     }
 
-    /// Lets the step compute the next part of a prompt, as much as there are tokens for; parts end with a
-    /// page where they can, so that all of it can be published.
+    /// Adds the next part of a prompt to the step, as large as the budget allows.
     fn assign_tokens(&mut self, handle: Handle, budget: &mut PrefillBudget) {
         if budget.is_spent() || !self.can_compute(handle) || self.is_computed_for_another(handle) {
             return;
@@ -235,8 +233,9 @@ impl Scheduler {
         entry.chunk_tokens += end - prompt.start;
     }
 
-    /// Whether this step computes the request's next page for another already: it is taken over then. If
-    /// another was to compute it and is not there yet, this one does, and the other takes over.
+    /// Returns true if this step computes the request's next page for another one, so that the request adopts it. If
+    /// another request is registered as the producer and does not compute it in this step, this one becomes the
+    /// producer.
     fn is_computed_for_another(&mut self, handle: Handle) -> bool {
         let entry = &self.requests[handle];
         if self.batch.prefilling().len() < 2
@@ -261,7 +260,7 @@ impl Scheduler {
         false
     }
 
-    /// Writes what was given to the plan, by admission.
+    /// Adds the assigned tokens to the plan, by admission.
     fn plan_chunks(&mut self, plan: &mut Plan) {
         for &handle in self.batch.prefilling() {
             let entry = &mut self.requests[handle];
@@ -285,14 +284,13 @@ impl Scheduler {
 
     // ---- what others have published ----
 
-    /// Takes over the pages that others have published ahead of a prefill, instead of computing them
-    /// once more.
+    /// Adopts pages that other requests have published ahead of a prefill, instead of computing them again.
     fn adopt_published(&mut self, handle: Handle) {
         let entry = &self.requests[handle];
         let State::Prefilling(computing) = entry.life.state() else { return };
         let start = computing.path.depth();
         let end = self.cacheable_pages(handle).min(start + computing.tail.len() as u32);
-        // Who publishes nothing has computed more than its path tells.
+        // A request that publishes nothing has computed more than its path holds.
         let is_behind = entry.computed_tokens >= (start + 1) * self.config.cache.page_size;
         if computing.transfer.is_some()
             || is_behind
@@ -306,15 +304,15 @@ impl Scheduler {
         if pages == 0 {
             return;
         }
-        // To the tree they are pages that it has already: ours go back to the pool.
+        // The tree has these pages already: ours return to the pool.
         self.publish_pages(handle, start, start + pages);
         let page_size = self.config.cache.page_size;
         let entry = &mut self.requests[handle];
         let computed_tokens = (start + pages) * page_size;
         let taken_tokens = computed_tokens - entry.computed_tokens;
         entry.computed_tokens = computed_tokens;
-        if entry.counts_loaded {
-            entry.hits.device_tokens += taken_tokens;
+        if entry.hit_count.is_counting() {
+            entry.hit_count.add_device(taken_tokens);
             self.stats.device_hit_tokens += u64::from(taken_tokens);
         }
         self.start_sharing(handle);

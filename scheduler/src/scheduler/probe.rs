@@ -1,4 +1,4 @@
-//! Probes: asking L3 what it has of a request, from the question to the answer.
+//! Probes: L3 is asked which pages of a request it has.
 
 use terrace_cache::Reach;
 use terrace_cache::planted::{Bug, planted};
@@ -10,21 +10,21 @@ use crate::ids::Handle;
 use crate::l3_reads::L3Reads;
 use crate::operations::{Operation, Work};
 use crate::plan::{L3Kind, L3Op, Plan};
-use crate::requests::{Asked, Entry};
+use crate::requests::Entry;
 use crate::wait::{Found, Wait};
 
-/// Whether L3 is asked.
+/// Decision about a probe.
 enum Decision {
-    /// It is not worth it: the request goes on without.
+    /// The probe is not worth it: the request continues without.
     Skip,
-    /// Too many questions are open.
+    /// Too many probes are in flight.
     Wait,
-    /// About these pages, from the cache's end on.
+    /// Probe for these pages, behind the cached ones.
     Go { start_page: u32, pages: u32 },
 }
 
 impl Scheduler {
-    /// Asks L3 about requests of which the cache lacks enough.
+    /// Starts queued probes for requests with enough pages that are not cached.
     pub(super) fn plan_probes(&mut self, plan: &mut Plan) {
         if let Some(reading) = &mut self.l3_reads {
             reading.prune(&self.requests);
@@ -67,7 +67,7 @@ impl Scheduler {
         let sequence = &self.requests[handle].sequence;
         let start_page = self.cache.depths(sequence, end).host;
         if self.has_producer(handle, start_page) {
-            // Another request computes or fetches it: L3 is asked for what lies behind that, later.
+            // Another request produces the page. L3 is probed for later pages before the admission.
             return Decision::Skip;
         }
         let keys = sequence.run(start_page, end).keys();
@@ -78,27 +78,25 @@ impl Scheduler {
         }
         self.stats.negative_hits += u64::from(end - start_page - askable);
         let lacks = (askable < end - start_page).then_some(start_page + askable);
-        self.requests[handle].asked = Some(Asked { from: start_page, lacks });
+        self.requests[handle].l3.note_probed(start_page, lacks);
         if !worth_it {
             return Decision::Skip;
         }
         Decision::Go { start_page, pages: askable }
     }
 
-    /// Whether L3 may have something for a request that it was not asked for, or did not have, when it
-    /// was asked last.
+    /// Returns true if L3 may have pages that the last probe did not cover or did not find.
     fn may_have_news(&self, reading: &L3Reads, entry: &Entry, cached_pages: u32) -> bool {
-        let Some(asked) = entry.asked else { return true };
-        let is_stored_since = asked.lacks.is_some_and(|page| {
+        let Some(probed) = entry.l3.probed() else { return true };
+        let is_stored_since = probed.lacks.is_some_and(|page| {
             let key = entry.sequence.run(page, page + 1).keys();
             reading.askable(key, self.now) > 0
         });
-        cached_pages < asked.from || is_stored_since
+        cached_pages < probed.from || is_stored_since
     }
 
-    /// Asks L3 about a request that is about to be admitted, if it has not been asked yet (another came
-    /// first, or it was in back-off), if the cache has lost since what it held then, or if what L3
-    /// lacked may have been stored since. Tells whether the request waits for the answer.
+    /// Probes for a request that is about to be admitted, if there was no probe yet, if the cache has lost pages
+    /// since, or if pages that L3 lacked may have been stored since. Returns true if the request waits for the probe.
     pub(super) fn probe_before_admission(
         &mut self,
         handle: Handle,
@@ -108,15 +106,23 @@ impl Scheduler {
         let Some(reading) = &self.l3_reads else { return false };
         let entry = &self.requests[handle];
         let has_news = self.may_have_news(reading, entry, cached_pages);
-        if !has_news || entry.asks_left == 0 || planted(Bug::ProbeOnce) {
+        if !has_news || !entry.l3.may_probe() || planted(Bug::ProbeOnce) {
             return false;
         }
-        let may_ask = match entry.life.state() {
+        let may_probe_now = match entry.life.state() {
             State::Submitted { .. } => true,
             State::Retracted { write_back, .. } => write_back.is_none(),
-            _ => false,
+            State::Prefetching { .. }
+            | State::PrefetchDone { .. }
+            | State::Prefilling(_)
+            | State::Decoding(_)
+            | State::Draining { .. }
+            | State::WritingBack { .. }
+            | State::Finished
+            | State::Aborted
+            | State::Failed(_) => false,
         };
-        if !may_ask {
+        if !may_probe_now {
             return false;
         }
         match self.decide_probe(handle) {
@@ -144,7 +150,7 @@ impl Scheduler {
         let run = self.requests[handle].sequence.run(start_page, start_page + pages);
         run.keys().append_to(&mut plan.l3_keys);
         let work = Work::Probe { start_page, first_key: run.first_key() };
-        self.requests[handle].asks_left -= 1;
+        self.requests[handle].l3.start_probe();
         let op = self.operations.start(work, Some(handle), pages, self.now);
         plan.l3.push(L3Op { op, kind: L3Kind::Probe, keys: first..first + pages, pages: 0..0 });
         self.transition(handle, LifeEvent::ProbeStarted(op));
@@ -158,11 +164,11 @@ impl Scheduler {
         let Work::Probe { start_page, first_key } = operation.work else { unreachable!("a probe") };
         let pages = operation.sound_pages;
         let failed = operation.failed || operation.corrupt;
-        // A probe that failed or was cut short says nothing about the pages behind those that it found.
+        // A probe that failed or was called off says nothing about the pages behind those that it found.
         let is_short = pages < operation.pages && !operation.called_off && !failed;
         let lacked = is_short.then_some(start_page + pages);
         let owner = operation.owner.filter(|&handle| self.waits_for(handle, op));
-        // Without its owner no key but the first is known.
+        // Without the request only the first key is known.
         let missing = match (owner, lacked) {
             (Some(handle), Some(page)) => self.requests[handle].sequence.keys().get(page as usize),
             (Some(_), None) => None,
@@ -176,11 +182,11 @@ impl Scheduler {
         }
         let Some(handle) = owner else { return };
         if let Some(page) = lacked {
-            self.requests[handle].l3_lacks(page);
+            self.requests[handle].l3.note_missing(page);
         }
         if failed {
-            // It may be asked about again once the back-off is over.
-            self.requests[handle].asked = None;
+            // The request may be probed for again after the back-off.
+            self.requests[handle].l3.forget_probe();
         }
         self.transition(handle, LifeEvent::ProbeEnded);
         let threshold = self.config.l3.as_ref().map_or(u32::MAX, |l3| l3.prefetch_threshold_pages);
@@ -191,9 +197,9 @@ impl Scheduler {
         }
     }
 
-    /// Puts the request back among those to ask about, but not for ever.
+    /// Queues another probe, up to the limit.
     pub(super) fn probe_again(&mut self, handle: Handle) {
-        if self.requests[handle].asks_left > 0 {
+        if self.requests[handle].l3.may_probe() {
             self.queue_probe(handle);
         } else {
             self.requests.wait(handle, Wait::ADMISSION);

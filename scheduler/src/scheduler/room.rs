@@ -1,4 +1,4 @@
-//! Room on device and host: evicting, copying away first what would be lost, and retraction.
+//! Room on device and host: eviction, copies of pages that would be lost, and retraction.
 
 use terrace_cache::planted::{Bug, planted};
 use terrace_cache::{Cursor, Victim};
@@ -12,12 +12,12 @@ use crate::requests::Entry;
 use crate::wait::Wait;
 
 impl Scheduler {
-    /// Makes so many device pages free for a request. Under the write-back policy, pages whose
-    /// bytes would be lost are copied to host first: then the answer is no, and yes once they have
-    /// been copied. A request waits for such copies once; then its pages are freed as they are.
+    /// Frees device pages for a request. Under the write-back policy, pages that exist on device alone are copied to
+    /// host first: then this returns false, and true once they are copied. A request waits for such copies once; then
+    /// its pages are evicted without a copy.
     pub(super) fn make_room(&mut self, handle: Handle, pages: usize, plan: &mut Plan) -> bool {
         let copies_first = self.copies_before_eviction()
-            && (!self.requests[handle].waited_for_room || self.pages_making_room() > 0);
+            && (!self.requests[handle].patience.for_room() || self.pages_making_room() > 0);
         if !copies_first {
             return self.cache.free_device_pages(pages);
         }
@@ -29,7 +29,7 @@ impl Scheduler {
             let coming = self.pages_making_room();
             let victim = self.cache.device_victim().filter(|_| free + coming < pages);
             let Some(victim) = victim else {
-                self.requests[handle].waited_for_room = coming > 0;
+                self.requests[handle].patience.set_for_room(coming > 0);
                 return false;
             };
             if !victim.is_last_copy || !self.copy_victim(victim, plan) {
@@ -38,12 +38,13 @@ impl Scheduler {
         }
     }
 
-    /// Whether what would be lost by eviction is copied to host first.
+    /// Returns true if pages that eviction would lose are copied to host first.
     fn copies_before_eviction(&self) -> bool {
         self.cache.write_policy().writes_at_eviction() && self.config.cache.host_pages > 0
     }
 
-    /// Starts to copy to host what would be evicted next, as far as there is room; tells whether there was any.
+    /// Starts to copy the next victim of eviction to host, as far as there is room. Returns false if nothing is
+    /// copied.
     fn copy_victim(&mut self, victim: Victim, plan: &mut Plan) -> bool {
         let source = self.cache.pin_victim(victim);
         let pages = self.room_for_write_back(&source, false, usize::MAX);
@@ -56,8 +57,8 @@ impl Scheduler {
         }
     }
 
-    /// Under the write-back policy, copies what would be evicted next to host before the decodes need
-    /// its room: they cannot wait for it.
+    /// Under the write-back policy, copies the next victims to host before decodes need their room: they cannot wait
+    /// for it.
     pub(super) fn copy_ahead(&mut self, plan: &mut Plan) {
         if !self.copies_before_eviction() {
             return;
@@ -71,8 +72,7 @@ impl Scheduler {
         }
     }
 
-    /// Makes host pages free, at most `pages`, and returns how many of them are; backups that wait for their turn
-    /// give way.
+    /// Frees at most `pages` host pages and returns how many are free. Queued backups are dropped for that.
     pub(super) fn make_host_room(&mut self, pages: usize) -> usize {
         let possible = self.drop_backups_for(pages);
         if possible == pages || !planted(Bug::HostRoomAllOrNothing) {
@@ -81,7 +81,7 @@ impl Scheduler {
         self.cache.usage().host.free_pages.min(pages)
     }
 
-    /// Those who do not compute give up what they keep on device or host, for the sake of one.
+    /// Releases the pages that other requests keep while they wait.
     pub(super) fn release_waiting_pins(&mut self, except: Handle) {
         self.skip_drains();
         while self.skip_oldest_backup() {}
@@ -98,8 +98,8 @@ impl Scheduler {
 
     // ---- retraction ----
 
-    /// Lets the worst ranked requests give up their device memory until `handle` has its pages. It
-    /// may be the worst itself, or may have to sit out a step until pages have been copied away.
+    /// Retracts the lowest ranked requests until `handle` has its pages. It may be the lowest itself, or may sit out
+    /// a step until copies have made room.
     pub(super) fn make_room_by_retraction(
         &mut self,
         handle: Handle,
@@ -120,7 +120,7 @@ impl Scheduler {
             let worst = running.iter().filter(computes).max_by_key(|h| self.requests[**h].rank());
             let worst = *worst.expect("at least the one who asks computes");
             if worst == handle && !std::mem::replace(&mut others_have_yielded, true) {
-                // Nobody worse computes: those who only wait give up what they hold first.
+                // No lower ranked request computes: waiting requests release their pages first.
                 self.release_waiting_pins(handle);
                 continue;
             }
@@ -131,9 +131,8 @@ impl Scheduler {
         }
     }
 
-    /// Lets the least urgent of those who run give up their places to the most urgent in line, if it is
-    /// more urgent than they are and there is no other place for it. False if that has to wait for the end
-    /// of steps in flight.
+    /// Retracts the least urgent running requests for the most urgent queued one, if it is more urgent and there is
+    /// no other place for it. Returns false if that has to wait for the end of steps in flight.
     pub(super) fn preempt(&mut self, plan: &mut Plan) -> bool {
         if !self.config.queue.preempts {
             return true;
@@ -157,10 +156,10 @@ impl Scheduler {
         true
     }
 
-    /// Whether one in line could run now, but for a slot or for memory.
+    /// Returns true if a queued request lacks only a slot or memory.
     fn lacks_place(&self, handle: Handle) -> bool {
         let entry = &self.requests[handle];
-        // Whoever gives way may have another adapter than those that would have to.
+        // The retracted request may have another adapter than those that occupy the places.
         if self.adapter_wait(handle).is_some() {
             return false;
         }
@@ -176,13 +175,12 @@ impl Scheduler {
         self.batch.free_slots().is_empty() || wanted > available
     }
 
-    /// Device pages that copies in flight will make evictable, and those that cool; late copies are not
-    /// counted on.
+    /// Device pages that copies in flight make evictable, and those that cool. Late copies are not counted.
     pub(super) fn pages_making_room(&self) -> usize {
         self.operations.pages_making_room() + self.cache.cooling_pages()
     }
 
-    /// Makes sure that a plan is made when the copies that make room are late.
+    /// Sets a timer for the time at which the copies that make room are late.
     pub(super) fn wake_when_room_is_late(&mut self, handle: Handle) {
         if self.pages_making_room() > 0 {
             let timeout = ms(self.config.copies.write_back_timeout_ms);
@@ -190,8 +188,8 @@ impl Scheduler {
         }
     }
 
-    /// Takes a request's device memory. What the host has no copy of is copied first, as far as the host has
-    /// room; the rest stays cached as long as its pages are not needed.
+    /// Takes a request's device memory. Pages that exist on device alone are copied first, as far as the host has
+    /// room; the others stay cached until their pages are needed.
     pub(super) fn retract(&mut self, handle: Handle, plan: &mut Plan) {
         self.stats.retractions += 1;
         self.abandon_operation(handle);
@@ -201,8 +199,8 @@ impl Scheduler {
         let next = self.operations.next_id();
         let entry = &self.requests[handle];
         let computing = entry.life.state().computing().expect("only who computes is retracted");
-        // What is kept must not be evicted for the sake of the rest. Who takes no hits has no use for it, and would
-        // stand in its own way.
+        // The kept pages must not be evicted for the other ones. A request that takes no hits has no use for them,
+        // and they would be in its way.
         let takes_hits = entry.takes_hits();
         let kept = match takes_hits {
             true => self.cache.pin_host_along(&computing.path),
@@ -222,9 +220,9 @@ impl Scheduler {
         {
             unreachable!("the host had room for the pages of {path:?}");
         }
-        // What it loses before it runs again may be in L3.
+        // Pages that it loses before it runs again may be in L3.
         self.release_fetched(handle);
-        self.requests[handle].forget_lookups();
+        self.requests[handle].reset_lookups();
         self.requests.wait(handle, Wait::ADMISSION);
     }
 }

@@ -24,7 +24,7 @@ impl Scheduler {
         if !entry.takes_hits() || planted(Bug::NeverShare) {
             return false;
         }
-        let mut wait = entry.shared_wait.unwrap_or_else(|| {
+        let mut wait = entry.patience.for_producer().unwrap_or_else(|| {
             self.stats.shared_waits += 1;
             SharedWait::new(now, pages)
         });
@@ -35,7 +35,7 @@ impl Scheduler {
         });
         let computes = sibling.is_some_and(|sibling| self.requests[sibling].is_computed_by_steps());
         wait.observe(now, pages, has_deadline || computes);
-        self.requests[handle].shared_wait = Some(wait);
+        self.requests[handle].patience.set_for_producer(Some(wait));
         let until = wait.until(&self.config.queue, sibling.is_some());
         if now >= until {
             return false;

@@ -11,7 +11,7 @@ use crate::config::ms;
 use crate::error::SubmitError;
 use crate::ids::Handle;
 use crate::request::{Prompt, Request};
-use crate::requests::Entry;
+use crate::requests::{Entry, Options};
 use crate::wait::Wait;
 
 impl Scheduler {
@@ -34,9 +34,7 @@ impl Scheduler {
         let handle = self.requests.insert(|_, handle| {
             let sequence = prompt.hashed(namespace, page_size, &passages);
             let mut entry = Entry::new(id, handle, priority, sequence, max_new, now);
-            entry.computes_prompt = computes_prompt;
-            entry.waits_for_tokens = waits_for_tokens;
-            (entry.reads, entry.writes) = (reads, writes);
+            entry.options = Options { computes_prompt, waits_for_tokens, reads, writes };
             (entry.adapter, entry.salt) = (adapter, salt.into());
             entry
         });

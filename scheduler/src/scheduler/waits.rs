@@ -20,7 +20,9 @@ impl Scheduler {
         match entry.wait() {
             Wait::Admission { .. } => self.requests.wait(handle, Wait::ADMISSION),
             Wait::Deferred { wake, .. } => {
-                self.requests[handle].waited_for_share |= wake == Wake::Share;
+                if wake == Wake::Share {
+                    self.requests[handle].patience.end_for_share();
+                }
                 self.requests.wait(handle, Wait::ADMISSION);
             }
             // The prefetch continues while the request is queued for admission.
@@ -67,7 +69,7 @@ impl Scheduler {
         match self.requests[handle].state() {
             StateName::Prefetching | StateName::Prefilling => {
                 self.abandon_operation(handle);
-                self.requests[handle].found = None;
+                self.requests[handle].l3.set_found(None);
                 self.transition(handle, LifeEvent::PrefetchEnded { path: None });
                 self.prefetch_settled(handle);
             }

@@ -1,4 +1,4 @@
-//! New weights while requests live: KV of the old ones is of no use to anybody from then on.
+//! Replacement of the weights while requests are live. KV of the old weights is of no use.
 
 use terrace_cache::Cursor;
 use terrace_cache::planted::{Bug, planted};
@@ -11,14 +11,14 @@ use crate::namespaces::Namespaces;
 use crate::wait::Wait;
 
 impl Scheduler {
-    /// The model computes with other weights from here on; `fingerprint` names them as
-    /// [`ModelConfig::fingerprint`](crate::ModelConfig::fingerprint) does. Whoever runs gives up its pages and computes
-    /// its tokens again, prompt and answer, in its turn; nothing that was computed or fetched before is matched
-    /// any more, on any tier. Its pages leave as soon as no operation holds them, and are not stored in L3. Those
-    /// who have all their tokens end as they would have.
+    /// Replaces the weights of the model; `fingerprint` names them like
+    /// [`ModelConfig::fingerprint`](crate::ModelConfig::fingerprint). Running requests give up their pages and
+    /// compute all their tokens again, prompt and answer, in their turn. Nothing that was computed or fetched before
+    /// is matched any more on any tier. Such pages are removed when no operation holds them, and are not stored in
+    /// L3. Requests that have all their tokens end as usual.
     ///
     /// # Errors
-    /// When a step is in flight: report it first. Nothing has changed then.
+    /// If a step is in flight: report it first. Nothing has changed then.
     pub fn replace_weights(&mut self, now: Time, fingerprint: &str) -> Result<(), StepsInFlight> {
         if self.steps.has_unreported() {
             return Err(StepsInFlight);
@@ -43,7 +43,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Lets a request give up all KV that it holds or waits for. False if it needs none any more.
+    /// Releases all KV that a request holds or waits for. Returns false if the request needs no KV any more.
     fn release_kv(&mut self, handle: Handle) -> bool {
         match self.requests[handle].life.state() {
             State::Prefilling(computing) | State::Decoding(computing) => {
@@ -54,7 +54,7 @@ impl Scheduler {
                 self.transition(handle, LifeEvent::Retracted { kept, write_back: None });
             }
             State::Retracted { write_back: Some(_), .. } => {
-                // The copy goes on, and is not kept for this request any more.
+                // The copy continues without the request.
                 self.abandon_operation(handle);
                 let nothing =
                     self.cache.pin_host(self.requests[handle].sequence.root(), Cursor::START);
@@ -82,7 +82,7 @@ impl Scheduler {
         true
     }
 
-    /// A request is as if it had just come, with the tokens that it has.
+    /// Restarts a request with the tokens that it has.
     fn restart(&mut self, handle: Handle) {
         self.release_fetched(handle);
         let adapter = self.adapter(self.requests[handle].adapter).unwrap_or_default();
@@ -91,8 +91,8 @@ impl Scheduler {
         if !planted(Bug::KeepOldKeys) {
             entry.sequence = entry.sequence.under(root);
         }
-        entry.shared_wait = None;
-        entry.forget_lookups();
+        entry.patience.set_for_producer(None);
+        entry.reset_lookups();
         self.requests.wait(handle, Wait::ADMISSION);
     }
 }

@@ -23,7 +23,7 @@ const QUEUED_PAGES_PER_PLAN: usize = 2048;
 impl Scheduler {
     // ---- what is copied without being evicted ----
 
-    /// The request has all its tokens.
+    /// Takes a request that has all its tokens out of the batch and queues its write-back.
     pub(super) fn complete(&mut self, handle: Handle) {
         self.leave_batch(handle);
         self.transition(handle, LifeEvent::Completed);
@@ -33,14 +33,14 @@ impl Scheduler {
         self.requests.wait(handle, Wait::WriteBack { until: self.now.after(gives_up) });
     }
 
-    /// The prompt is computed: it is copied now if the write policy says so, and not only with the answer.
+    /// Queues the write-back of a computed prompt if the write policy says so, before that of the answer.
     pub(super) fn drain_prompt(&mut self, handle: Handle) {
         if self.cache.write_policy().writes_after_prefill() {
             self.drain_path_of(handle);
         }
     }
 
-    /// Copies what an aborted request has computed as if it had ended by itself.
+    /// Queues the write-back of an aborted request, as at any other end.
     pub(super) fn drain_aborted(&mut self, handle: Handle) {
         if !planted(Bug::DropWriteBacks) {
             self.drain_path_of(handle);
@@ -60,7 +60,7 @@ impl Scheduler {
         }
     }
 
-    /// Copies to host what waits for that, as the write policy wants.
+    /// Starts queued write-backs, as the write policy says.
     pub(super) fn plan_drains(&mut self, plan: &mut Plan) {
         let mut pages_left = QUEUED_PAGES_PER_PLAN;
         while let Some(drain) = self.pending_write_backs.first() {
@@ -91,7 +91,7 @@ impl Scheduler {
                 if self.write_back_at_end(source, None, pages_left, plan).is_ok() {
                     return;
                 }
-                // There is no room for the rest either.
+                // The host has no room for the rest either.
                 self.stats.write_backs_skipped_pages += (wanted - pages_left) as u64;
                 wanted = 0;
             }
@@ -120,7 +120,7 @@ impl Scheduler {
         }
     }
 
-    /// Lets a drained request end; what is on host of it already may still be missing in L3.
+    /// Ends a request without a write-back. Its pages on host may still be missing in L3.
     fn finish(&mut self, handle: Handle) {
         if let State::Draining { path } = self.requests[handle].life.state() {
             self.cache.tidy(path);
@@ -132,7 +132,7 @@ impl Scheduler {
         self.end(handle, LifeEvent::Drained);
     }
 
-    /// The request ends, and its copy goes on for the cache's sake if it has begun.
+    /// Ends a draining request. A copy that has started continues for the cache.
     pub(super) fn stop_draining(&mut self, handle: Handle) {
         match self.requests[handle].state() {
             StateName::Draining => self.skip_drain(handle),
@@ -141,8 +141,8 @@ impl Scheduler {
         }
     }
 
-    /// Copies that wait for their turn give way, so that their pages may be evicted at once. Those of pages that
-    /// something else keeps would make no room, and stay.
+    /// Drops queued write-backs, so that their pages may be evicted at once. Those whose pages are pinned elsewhere
+    /// would make no room, and stay.
     pub(super) fn skip_drains(&mut self) {
         for _ in 0..self.pending_write_backs.len() {
             match self.pending_write_backs.pop().expect("there were as many") {
@@ -158,7 +158,7 @@ impl Scheduler {
         }
     }
 
-    /// Forgets all copies that wait for their turn.
+    /// Drops all queued write-backs.
     pub(super) fn forget_drains(&mut self) {
         self.skip_drains();
         while let Some(drain) = self.pending_write_backs.pop() {
@@ -174,7 +174,7 @@ impl Scheduler {
         self.cache.unpin_device(path);
     }
 
-    /// Lets a request end whose pages have not been copied to host.
+    /// Ends a request whose pages are not copied to host.
     fn skip_drain(&mut self, handle: Handle) {
         if let State::Draining { path } = self.requests[handle].life.state() {
             let skipped = self.cache.unwritten_pages(path, true);
@@ -185,7 +185,7 @@ impl Scheduler {
 
     // ---- any write-back ----
 
-    /// Starts to copy what the write policy wants of a path, at most `pages_max` pages. The pin is released if
+    /// Starts to copy the pages of a path that the write policy selects, at most `pages_max`. The pin is released if
     /// nothing is copied.
     fn write_back_at_end(
         &mut self,
@@ -202,8 +202,8 @@ impl Scheduler {
         })
     }
 
-    /// Makes host room for what the host lacks of a pinned path, at most `pages_max`, and returns for how many pages
-    /// there is room.
+    /// Makes host room for pages of a pinned path that the host lacks, at most `pages_max`, and returns how many
+    /// pages have room.
     pub(super) fn room_for_write_back(
         &mut self,
         source: &DevicePin,
@@ -225,8 +225,8 @@ impl Scheduler {
         room
     }
 
-    /// Starts to copy so many pages of what the host lacks of the pinned path, from the top. If nothing is copied,
-    /// the pin comes back.
+    /// Starts to copy this number of pages of a pinned path that the host lacks, from the top. If nothing is copied,
+    /// the pin is returned.
     pub(super) fn start_write_back(
         &mut self,
         source: DevicePin,
@@ -243,10 +243,10 @@ impl Scheduler {
             self.cache.begin_write_back(&source, at_end, pages, &mut plan.copy_device_pages);
         let count = arrival.pages();
         if count == 0 {
-            // Making room has merged nodes, and together they are not hit often enough.
+            // Making room has merged nodes, and the merged node is not hit often enough.
             return Err(source);
         }
-        // What is not copied is not kept for the sake of the rest.
+        // Pages that are not copied are not pinned for the others.
         let source = match self.cache.unwritten_pages(&source, at_end) {
             0 => source,
             _ => self.cache.shorten_pin(source, arrival.end_page()),
@@ -264,7 +264,7 @@ impl Scheduler {
         Ok(op)
     }
 
-    /// What arrived sound on host is published, and queued for L3.
+    /// Publishes the pages that arrived sound on host, and queues their backup.
     pub(super) fn write_back_ended(&mut self, op: OpId, operation: Operation) {
         let Operation { work, owner, sound_pages, is_stale, .. } = operation;
         let Work::WriteBack { source, arrival, pages } = work else { unreachable!("a write-back") };

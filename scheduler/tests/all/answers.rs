@@ -72,7 +72,7 @@ fn whole_pages_are_computed_once_however_long_others_would_wait() {
 
 #[test]
 fn another_goes_on_when_the_first_does_not() {
-    // Whoever computes is called off after so many steps, twice; the last may finish.
+    // The computing request is aborted after some steps, twice; the last may finish.
     for steps in 0..3 {
         let mut scheduler = Scheduler::new(config()).expect("it can work");
         scheduler.submit(Time(0), answers()).expect("a sound request");

@@ -1,4 +1,4 @@
-//! What an engine may count on when it embeds a scheduler.
+//! Guarantees for an engine that embeds a scheduler.
 
 use terrace_scheduler::{
     Config, Event, Outcome, Plan, Request, RequestId, Scheduler, Stats, StepResult, SubmitError,
@@ -183,7 +183,7 @@ fn a_request_that_computes_its_prompt_takes_no_hits_and_leaves_the_cache_as_it_w
     let plan = step(&mut scheduler, Time(4));
     assert_eq!((plan.prefills[0].start, plan.prefills[0].tokens), (12, 2));
 
-    // Where it comes first, others take what it computed; and it waits for nobody.
+    // If it is first, others use its pages, and it waits for no other request.
     scheduler.plan(Time(5));
     scheduler.clear_cache();
     scheduler.submit(Time(6), Request::new(4, prompt.clone(), 1)).expect("a sound request");

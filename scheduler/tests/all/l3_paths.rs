@@ -1,4 +1,4 @@
-//! What comes before the pages of an operation with L3, and prompts that come with their keys.
+//! Paths of L3 operations, and prompts with precomputed keys.
 
 use terrace_scheduler::{
     Config, Event, L3Config, L3Kind, L3Op, L3Path, OpId, Outcome, PageKey, Plan, PrefixDigest,
@@ -112,7 +112,7 @@ fn a_path_leads_from_the_first_page_of_a_sequence_to_the_last_of_an_operation() 
     let prefetch = scheduler.plan(Time(1));
     let (op, start) = check_path(&mut scheduler, &prefetch, &long);
     assert_eq!((op.kind, start, prefetch.l3_keys(op).len()), (L3Kind::Prefetch, 10, 8));
-    // Nobody waits for it any more: what it continues is not pinned, but remembered.
+    // No request waits for it any more: the path before it is remembered instead of pinned.
     scheduler.abort(Time(1), RequestId(2)).expect("it is alive");
     assert_eq!(check_path(&mut scheduler, &prefetch, &long).1, 10);
     ended(&mut scheduler, op.op, Outcome::Done);

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_order_is_read_as_it_is_written_and_with_underscores() {
+    fn every_order_is_parsed_as_printed_and_with_underscores() {
         for order in AdmissionOrder::ALL {
             assert_eq!(order.to_string().parse(), Ok(order));
             assert_eq!(order.name().replace('-', "_").parse(), Ok(order));

@@ -4,7 +4,7 @@ use terrace_cache::Passage;
 use terrace_cache::planted::{Bug, planted};
 
 use crate::config::BatchConfig;
-use crate::pace::{tokens_for, work};
+use crate::prompt_cost::{prompt_cost, tokens_within};
 
 /// Tokens of one step that prompts may still take.
 #[derive(Debug)]
@@ -76,11 +76,11 @@ impl PrefillBudget {
         prompt: &PromptRest<'_>,
     ) -> Option<u32> {
         let start = prompt.start;
-        let in_budget = start.saturating_add(tokens_for(config, start, self.tokens_left));
+        let in_budget = start.saturating_add(tokens_within(config, start, self.tokens_left));
         let mut end = prompt.end.min(in_budget);
         if end < prompt.end {
             let in_step = end;
-            let for_long = tokens_for(config, start, self.left_for_long);
+            let for_long = tokens_within(config, start, self.left_for_long);
             end = end.min(start.saturating_add(for_long));
             self.is_held_back |= end < in_step;
             let page_end = end - end % page_size;
@@ -106,7 +106,7 @@ impl PrefillBudget {
 
     /// Assigns the tokens of a prompt up to `end`.
     pub(crate) fn assign(&mut self, config: &BatchConfig, prompt: &PromptRest<'_>, end: u32) {
-        let counted = work(config, prompt.start, end - prompt.start);
+        let counted = prompt_cost(config, prompt.start, end - prompt.start);
         self.is_untouched = false;
         self.overdrawn += counted.saturating_sub(self.tokens_left);
         if end < prompt.end {

@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn one_page_that_waited_behind_many_does_not_price_the_rest_out() {
+    fn one_page_that_queued_does_not_price_out_the_others() {
         let mut rates = Rates::new(&RateConfig {
             prefill_ns_per_token: 10_000,
             load_back_ns_per_page: 10_000,
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn prefills_beside_decodes_are_measured_without_what_the_decodes_take() {
+    fn prefills_beside_decodes_are_measured_without_the_decodes() {
         let mut rates = Rates::new(&RateConfig {
             prefill_ns_per_token: 50_000,
             load_back_ns_per_page: 20_000,

@@ -6,6 +6,7 @@ use terrace_cache::{
 use terrace_fsm::{Event as LifeEvent, RequestId, StateName, Time, Transition};
 
 use crate::adapters::Adapters;
+use crate::arrivals::Arrivals;
 use crate::backfill::Backfill;
 use crate::backups::Backups;
 use crate::batch::Batch;
@@ -17,7 +18,6 @@ use crate::l3_reads::L3Reads;
 use crate::namespaces::Namespaces;
 use crate::notices::Notices;
 use crate::operations::Operations;
-use crate::pace::Arrivals;
 use crate::plan::Plan;
 use crate::producers::Producers;
 use crate::rates::Rates;

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_page_is_not_asked_for_until_its_time_is_over() {
+    fn a_missing_page_is_not_requested_until_its_entry_expires() {
         let mut negative = NegativeCache::new(Duration::from_micros(100), 2);
         let keys = [PageKey(1), PageKey(2), PageKey(3)];
         negative.insert(PageKey(2), Time(0));
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn only_so_many_are_remembered() {
+    fn the_number_of_missing_pages_is_bounded() {
         let mut negative = NegativeCache::new(Duration::from_secs(1), 2);
         for key in 0..10 {
             negative.insert(PageKey(key), Time(key as u64));
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn pauses_double_up_to_a_limit() {
+    fn back_off_doubles_up_to_a_limit() {
         let mut backoff = Backoff::new(Duration::from_micros(10), Duration::from_micros(35));
         let mut pauses = Vec::new();
         for _ in 0..4 {

@@ -128,7 +128,7 @@ fn the_machine_follows_the_table() {
 }
 
 #[test]
-fn illegal_events_are_refused() {
+fn illegal_events_panic() {
     for state in StateName::ALL {
         for event in EventName::ALL {
             if state.after(event).is_none() {

@@ -8,9 +8,9 @@ use super::Scheduler;
 use crate::candidates::collect_candidates;
 use crate::config::{Config, ms};
 use crate::ids::Handle;
-use crate::pace::work;
 use crate::patience::Patience;
 use crate::plan::Plan;
+use crate::prompt_cost::prompt_cost;
 use crate::requests::Entry;
 use crate::wait::Wait;
 
@@ -67,7 +67,7 @@ impl Scheduler {
                 Tried::Admitted => {
                     let entry = &self.requests[handle];
                     let (start, end) = (entry.found_tokens(), entry.prefill_end);
-                    let to_compute = work(&self.config.batch, start, end - start);
+                    let to_compute = prompt_cost(&self.config.batch, start, end - start);
                     let loads = entry.life.state().operation().is_some();
                     if !loads || self.computes_while_loading(entry) {
                         tokens_left = tokens_left.saturating_sub(to_compute);

@@ -13,8 +13,8 @@ use crate::event::StepResult;
 use crate::ids::Handle;
 use crate::l3_reads::L3Reads;
 use crate::operations::Operations;
-use crate::pace::work;
 use crate::plan::{Decode, Plan, RowChange};
+use crate::prompt_cost::prompt_cost;
 use crate::requests::Entry;
 use crate::results::ResultReader;
 use crate::step::{Member, Step};
@@ -112,7 +112,16 @@ impl Scheduler {
                 State::Decoding(computing) => computing,
                 // The prompt ends with a step in flight.
                 State::Prefilling(computing) if entry.in_flight.new_tokens() > 0 => computing,
-                _ => continue,
+                State::Submitted { .. }
+                | State::Prefetching { .. }
+                | State::PrefetchDone { .. }
+                | State::Prefilling(_)
+                | State::Retracted { .. }
+                | State::Draining { .. }
+                | State::WritingBack { .. }
+                | State::Finished
+                | State::Aborted
+                | State::Failed(_) => continue,
             };
             let tokens = decode_tokens(&self.config, entry);
             if tokens == 0 || self.steps.is_void_for(entry) {
@@ -418,7 +427,7 @@ impl Scheduler {
         for member in prefills.filter(|member| self.requests.get(member.handle).is_some()) {
             let computed = member.end - member.start;
             tokens += computed;
-            counted += work(&self.config.batch, member.start, computed);
+            counted += prompt_cost(&self.config.batch, member.start, computed);
         }
         self.rates.observe_prefill(tokens, counted, took, has_decodes);
     }
@@ -482,7 +491,16 @@ fn missing_pages(config: &Config, entry: &Entry) -> usize {
         State::Prefilling(computing) if computing.transfer.is_none() => {
             (computing, prefill_end(config, entry))
         }
-        _ => return 0,
+        State::Submitted { .. }
+        | State::Prefetching { .. }
+        | State::PrefetchDone { .. }
+        | State::Prefilling(_)
+        | State::Retracted { .. }
+        | State::Draining { .. }
+        | State::WritingBack { .. }
+        | State::Finished
+        | State::Aborted
+        | State::Failed(_) => return 0,
     };
     let (page_size, pages) = (config.cache.page_size, computing.device_pages());
     match end.saturating_sub(pages * page_size) {

@@ -88,7 +88,15 @@ impl Scheduler {
         if start_page < found.start_page {
             return match entry.state() {
                 StateName::Submitted | StateName::Retracted => Decision::AskAgain,
-                _ => Decision::Skip,
+                StateName::Prefetching
+                | StateName::PrefetchDone
+                | StateName::Prefilling
+                | StateName::Decoding
+                | StateName::Draining
+                | StateName::WritingBack
+                | StateName::Finished
+                | StateName::Aborted
+                | StateName::Failed => Decision::Skip,
             };
         }
         let pages = found.end_page() - start_page;

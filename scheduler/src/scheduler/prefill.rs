@@ -193,16 +193,12 @@ impl Scheduler {
     /// Returns true if the request can compute a part of its prompt.
     fn can_compute(&self, handle: Handle) -> bool {
         let Some(entry) = self.requests.get(handle) else { return false };
-        match entry.life.state() {
-            State::Prefilling(computing) => {
-                entry.wait().may_compute()
-                    && (computing.transfer.is_none() || self.computes_while_loading(entry))
-                    && !entry.stalled
-                    && entry.planned_tokens() < entry.prefill_end
-                    && !self.steps.is_void_for(entry)
-            }
-            _ => false,
-        }
+        let State::Prefilling(computing) = entry.life.state() else { return false };
+        entry.wait().may_compute()
+            && (computing.transfer.is_none() || self.computes_while_loading(entry))
+            && !entry.stalled
+            && entry.planned_tokens() < entry.prefill_end
+            && !self.steps.is_void_for(entry)
     }
 
     /// Number of prompt tokens that this step does not compute.

@@ -93,7 +93,7 @@ fn run(scheduler: &mut Scheduler, id: u64, prompt: Vec<Token>) -> Plan {
 }
 
 #[test]
-fn a_path_leads_from_the_first_page_of_a_sequence_to_the_last_of_an_operation() {
+fn a_path_covers_the_sequence_up_to_the_last_page_of_the_operation() {
     let mut scheduler = scheduler();
     let short = sequence(&scheduler, tokens(0..40));
     let backup = run(&mut scheduler, 1, tokens(0..40));
@@ -127,7 +127,7 @@ fn a_path_leads_from_the_first_page_of_a_sequence_to_the_last_of_an_operation() 
 }
 
 #[test]
-fn a_path_ends_where_an_operation_does() {
+fn a_path_ends_with_its_operation() {
     let mut scheduler = scheduler_that_stores(6);
     let sequence = sequence(&scheduler, tokens(0..40));
     let first = run(&mut scheduler, 1, tokens(0..40));
@@ -140,7 +140,7 @@ fn a_path_ends_where_an_operation_does() {
 }
 
 #[test]
-fn a_probe_that_nobody_waits_for_has_no_path() {
+fn a_probe_without_a_waiting_request_has_no_path() {
     let mut scheduler = scheduler();
     scheduler.submit(Time(1), Request::new(1, tokens(0..40), 1)).expect("a sound request");
     let op = scheduler.plan(Time(1)).l3[0].op;
@@ -151,7 +151,7 @@ fn a_probe_that_nobody_waits_for_has_no_path() {
 }
 
 #[test]
-fn keys_that_come_with_a_prompt_are_believed_only_in_their_own_namespace() {
+fn precomputed_keys_are_used_only_in_their_own_namespace() {
     fn asked<P: Prompt>(request: Request<P>) -> Vec<PageKey> {
         let mut scheduler = scheduler();
         scheduler.submit(Time(1), request).expect("a sound request");

@@ -115,7 +115,6 @@ impl Output {
     ///
     /// # Panics
     /// If the event hands out none.
-    #[must_use]
     pub fn into_pages(self) -> DevicePages {
         if let Self::Pages(pages) = self { pages } else { panic!("no pages in {self:?}") }
     }
@@ -124,7 +123,6 @@ impl Output {
     ///
     /// # Panics
     /// If the event hands out none.
-    #[must_use]
     pub fn into_path(self) -> DevicePin {
         if let Self::Path(path) = self { path } else { panic!("no pin in {self:?}") }
     }

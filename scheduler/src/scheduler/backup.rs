@@ -124,10 +124,10 @@ impl Scheduler {
             unreachable!("a backup")
         };
         let stored = sound_pages as usize;
-        if let Some(reading) = &mut self.l3_reads {
+        if let Some(reads) = &mut self.l3_reads {
             let pieces = self.cache.keys_along(&source, &arrival).filter(|(_, is_ours)| *is_ours);
             let keys = pieces.flat_map(|(keys, _)| keys).take(stored);
-            keys.for_each(|&key| reading.note_present(key));
+            keys.for_each(|&key| reads.note_present(key));
         }
         self.cache.end_backup(&source, &arrival, stored);
         self.cache.tidy(&source);

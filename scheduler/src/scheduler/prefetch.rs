@@ -32,8 +32,8 @@ const PIECE_OF_SHARE: u32 = 8;
 impl Scheduler {
     /// Queues the prefetch of a hit.
     pub(super) fn queue_prefetch(&mut self, handle: Handle, found: Found) {
-        let (Some(config), Some(reading)) = (&self.config.l3, &mut self.l3_reads) else { return };
-        reading.queue_prefetch(handle);
+        let (Some(config), Some(reads)) = (&self.config.l3, &mut self.l3_reads) else { return };
+        reads.queue_prefetch(handle);
         self.requests[handle].l3.set_found(Some(found));
         let waiting = match config.prefetch {
             // The request runs as soon as there is room, with or without the prefetch.
@@ -61,8 +61,8 @@ impl Scheduler {
             if matches!(decided, Some((_, Decision::Wait))) {
                 return;
             }
-            if let Some(reading) = &mut self.l3_reads {
-                reading.pop_prefetch();
+            if let Some(reads) = &mut self.l3_reads {
+                reads.pop_prefetch();
             }
             match decided {
                 Some((found, Decision::Go { pages })) => {
@@ -113,9 +113,9 @@ impl Scheduler {
             self.requests[handle].l3.forget_probe();
             return Decision::Skip;
         }
-        let Some(reading) = &self.l3_reads else { return Decision::Skip };
+        let Some(reads) = &self.l3_reads else { return Decision::Skip };
         let share = self.prefetch_share(config);
-        let in_use = self.operations.counts().prefetches.in_flight_pages + reading.held_pages();
+        let in_use = self.operations.counts().prefetches.in_flight_pages + reads.held_pages();
         let in_share = share.saturating_sub(in_use);
         let piece_min = match planted(Bug::WaitForWholeShare) {
             true => share,
@@ -141,10 +141,10 @@ impl Scheduler {
 
     /// Returns true if L3 is not in back-off and does not hold too many pages that no request waits for.
     pub(super) fn prefetches_may_begin(&self) -> bool {
-        let (Some(config), Some(reading)) = (&self.config.l3, &self.l3_reads) else { return false };
+        let (Some(config), Some(reads)) = (&self.config.l3, &self.l3_reads) else { return false };
         let half_of_share = (self.prefetch_share(config) / 2).max(1);
         let quarantine_max = config.quarantine_pages_max.min(half_of_share);
-        reading.may_prefetch(self.now)
+        reads.may_prefetch(self.now)
             && self.operations.counts().prefetches.quarantined_pages < quarantine_max
     }
 
@@ -172,8 +172,8 @@ impl Scheduler {
         let pages = self.make_host_room(wanted as usize) as u32;
         if pages < threshold {
             self.cache.unpin_host(anchor);
-            if let Some(reading) = &mut self.l3_reads {
-                reading.queue_prefetch_first(handle);
+            if let Some(reads) = &mut self.l3_reads {
+                reads.queue_prefetch_first(handle);
             }
             return false;
         }
@@ -237,8 +237,8 @@ impl Scheduler {
         }
         // The next piece takes the place of the one before.
         self.release_fetched(handle);
-        if let Some(reading) = &mut self.l3_reads {
-            reading.queue_prefetch_first(handle);
+        if let Some(reads) = &mut self.l3_reads {
+            reads.queue_prefetch_first(handle);
         }
         self.requests
             .wait(handle, Wait::PrefetchQueued { until: self.fetch_deadline(found.pages) });
@@ -283,11 +283,11 @@ impl Scheduler {
         let keys = run.keys();
         let believed = planted(Bug::BelieveWholePrefetch);
         let sound = if believed { keys.len() } else { sound_pages as usize };
-        if let Some(reading) = &mut self.l3_reads {
-            reading.note_prefetch(failed || corrupt, is_telling, self.now);
-            keys.iter().take(sound).for_each(|key| reading.note_present(key));
+        if let Some(reads) = &mut self.l3_reads {
+            reads.note_prefetch(failed || corrupt, is_telling, self.now);
+            keys.iter().take(sound).for_each(|key| reads.note_present(key));
             if let Some(undelivered) = keys.get(sound).filter(|_| !called_off) {
-                reading.note_missing(undelivered, self.now);
+                reads.note_missing(undelivered, self.now);
             }
         }
         let measured = (sound > 0 && owner.is_some()).then_some(sound_pages);
@@ -312,10 +312,10 @@ impl Scheduler {
                         entry.l3.note_missing(end_page);
                     }
                 }
-                if let Some(reading) = &mut self.l3_reads {
-                    reading.hold_pages(sound_pages);
+                if let Some(reads) = &mut self.l3_reads {
+                    reads.hold_pages(sound_pages);
                     if entry.l3.found().is_some() {
-                        reading.queue_prefetch_first(handle);
+                        reads.queue_prefetch_first(handle);
                     }
                 }
                 let path = Some(anchor);
@@ -377,8 +377,8 @@ impl Scheduler {
     /// Stops counting the prefetched pages of a request.
     pub(super) fn release_fetched(&mut self, handle: Handle) {
         let held_pages = self.requests[handle].l3.release_held();
-        if let Some(reading) = &mut self.l3_reads {
-            reading.release_pages(held_pages);
+        if let Some(reads) = &mut self.l3_reads {
+            reads.release_pages(held_pages);
         }
     }
 }

@@ -26,8 +26,8 @@ enum Decision {
 impl Scheduler {
     /// Starts queued probes for requests with enough pages that are not cached.
     pub(super) fn plan_probes(&mut self, plan: &mut Plan) {
-        if let Some(reading) = &mut self.l3_reads {
-            reading.prune(&self.requests);
+        if let Some(reads) = &mut self.l3_reads {
+            reads.prune(&self.requests);
         }
         while let Some(handle) = self.l3_reads.as_ref().and_then(L3Reads::next_probe) {
             let waiting = self.requests.get(handle).map(Entry::wait);
@@ -38,8 +38,8 @@ impl Scheduler {
             if matches!(decision, Some(Decision::Wait)) {
                 return;
             }
-            if let Some(reading) = &mut self.l3_reads {
-                reading.pop_probe();
+            if let Some(reads) = &mut self.l3_reads {
+                reads.pop_probe();
             }
             match decision {
                 Some(Decision::Go { start_page, pages }) => {
@@ -54,10 +54,10 @@ impl Scheduler {
     }
 
     fn decide_probe(&mut self, handle: Handle) -> Decision {
-        let (Some(config), Some(reading)) = (&self.config.l3, &self.l3_reads) else {
+        let (Some(config), Some(reads)) = (&self.config.l3, &self.l3_reads) else {
             return Decision::Skip;
         };
-        if !reading.may_probe(self.now) || !self.prefetches_may_begin() {
+        if !reads.may_probe(self.now) || !self.prefetches_may_begin() {
             return Decision::Skip;
         }
         let end = self.cacheable_pages(handle);
@@ -71,7 +71,7 @@ impl Scheduler {
             return Decision::Skip;
         }
         let keys = sequence.run(start_page, end).keys();
-        let askable = reading.askable(keys, self.now);
+        let askable = reads.askable(keys, self.now);
         let worth_it = askable >= config.prefetch_threshold_pages;
         if worth_it && self.operations.counts().probes.in_flight >= config.probes_max {
             return Decision::Wait;
@@ -86,11 +86,11 @@ impl Scheduler {
     }
 
     /// Returns true if L3 may have pages that the last probe did not cover or did not find.
-    fn may_have_news(&self, reading: &L3Reads, entry: &Entry, cached_pages: u32) -> bool {
+    fn may_have_news(&self, reads: &L3Reads, entry: &Entry, cached_pages: u32) -> bool {
         let Some(probed) = entry.l3.probed() else { return true };
         let is_stored_since = probed.lacks.is_some_and(|page| {
             let key = entry.sequence.run(page, page + 1).keys();
-            reading.askable(key, self.now) > 0
+            reads.askable(key, self.now) > 0
         });
         cached_pages < probed.from || is_stored_since
     }
@@ -103,9 +103,9 @@ impl Scheduler {
         cached_pages: u32,
         plan: &mut Plan,
     ) -> bool {
-        let Some(reading) = &self.l3_reads else { return false };
+        let Some(reads) = &self.l3_reads else { return false };
         let entry = &self.requests[handle];
-        let has_news = self.may_have_news(reading, entry, cached_pages);
+        let has_news = self.may_have_news(reads, entry, cached_pages);
         if !has_news || !entry.l3.may_probe() || planted(Bug::ProbeOnce) {
             return false;
         }
@@ -139,8 +139,8 @@ impl Scheduler {
     }
 
     fn queue_probe(&mut self, handle: Handle) {
-        if let Some(reading) = &mut self.l3_reads {
-            reading.queue_probe(handle);
+        if let Some(reads) = &mut self.l3_reads {
+            reads.queue_probe(handle);
             self.requests.wait(handle, Wait::ProbeQueued);
         }
     }
@@ -174,10 +174,10 @@ impl Scheduler {
             (Some(_), None) => None,
             (None, _) => (is_short && pages == 0).then_some(first_key),
         };
-        if let Some(reading) = &mut self.l3_reads {
-            reading.note_probe(failed, is_telling, self.now);
+        if let Some(reads) = &mut self.l3_reads {
+            reads.note_probe(failed, is_telling, self.now);
             if let Some(key) = missing {
-                reading.note_missing(key, self.now);
+                reads.note_missing(key, self.now);
             }
         }
         let Some(handle) = owner else { return };

@@ -1,11 +1,11 @@
-//! The audit: every page owned exactly once, every pin counted, every count right.
+//! Audit: every page is owned exactly once, every pin is counted, and every count is right.
 
 use std::fmt;
 
-use crate::cache::Cache;
 use crate::chain::{Chain, Words};
 use crate::node::{NONE, Node};
 use crate::pin::{DevicePin, HostPin};
+use crate::pool::Pool;
 use crate::prefix::PrefixDigest;
 use crate::tier::{Device, DevicePage, DevicePages, Host, HostPage, HostPages, Page, Tier};
 use crate::tree::{NodeId, Tree, is_evictable};
@@ -20,33 +20,33 @@ pub struct Claims {
 }
 
 impl Claims {
-    /// These device pages are owned.
+    /// Adds device pages that are owned.
     pub fn device_pages(&mut self, pages: &DevicePages) {
         self.device_pages.extend_from_slice(pages.as_slice());
     }
 
-    /// These host pages are owned.
+    /// Adds host pages that are owned.
     pub fn host_pages(&mut self, pages: &HostPages) {
         self.host_pages.extend_from_slice(pages.as_slice());
     }
 
-    /// This pin is held.
+    /// Adds a pin of device pages.
     pub fn device_pin(&mut self, pin: &DevicePin) {
         self.device_pins.push(pin.node());
     }
 
-    /// This pin is held.
+    /// Adds a pin of host pages.
     pub fn host_pin(&mut self, pin: &HostPin) {
         self.host_pins.push(pin.node());
     }
 }
 
-/// What an audit found wrong.
+/// Fault that an audit found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault(String);
 
 impl Fault {
-    /// A fault, in words.
+    /// Makes a fault from its description.
     #[must_use]
     pub fn new(what: String) -> Self {
         Self(what)
@@ -69,29 +69,35 @@ macro_rules! ensure {
     };
 }
 
-pub(crate) fn audit(cache: &Cache, claims: &Claims) -> Result<(), Fault> {
-    let live = live_nodes(cache);
-    owned_once(cache.device.total(), "device", cache.device.iter(), &claims.device_pages, || {
+/// Checks a tree and its pools against everything that is owned outside of them.
+pub(crate) fn audit(
+    tree: &Tree,
+    device: &Pool<Device>,
+    host: &Pool<Host>,
+    claims: &Claims,
+) -> Result<(), Fault> {
+    let live = live_nodes(tree);
+    owned_once(device.total(), "device", device.iter(), &claims.device_pages, || {
         live.iter().flat_map(|&(_, node)| &node.device.pages)
     })?;
-    owned_once(cache.host.total(), "host", cache.host.iter(), &claims.host_pages, || {
+    owned_once(host.total(), "host", host.iter(), &claims.host_pages, || {
         live.iter().flat_map(|&(_, node)| &node.host.pages)
     })?;
     for &(index, node) in &live {
-        shape(cache, index, node)?;
+        shape(tree, index, node)?;
     }
-    tier::<Device>(cache, &live, &claims.device_pins)?;
-    tier::<Host>(cache, &live, &claims.host_pins)?;
-    ensure!(live.len() == cache.tree.by_key.len(), "the key index has a stale entry");
+    tier::<Device>(tree, &live, &claims.device_pins)?;
+    tier::<Host>(tree, &live, &claims.host_pins)?;
+    ensure!(live.len() == tree.by_key.len(), "the key index has a stale entry");
     Ok(())
 }
 
-fn live_nodes(cache: &Cache) -> Vec<(u32, &Node)> {
-    let mut live = vec![true; cache.tree.nodes.len()];
-    for &index in &cache.tree.vacant {
+fn live_nodes(tree: &Tree) -> Vec<(u32, &Node)> {
+    let mut live = vec![true; tree.nodes.len()];
+    for &index in &tree.vacant {
         live[index as usize] = false;
     }
-    (0..).zip(&cache.tree.nodes).filter(|&(index, _)| live[index as usize]).collect()
+    (0..).zip(&tree.nodes).filter(|&(index, _)| live[index as usize]).collect()
 }
 
 fn owned_once<'a, T: Tier, I: Iterator<Item = &'a Page<T>>>(
@@ -101,7 +107,7 @@ fn owned_once<'a, T: Tier, I: Iterator<Item = &'a Page<T>>>(
     claimed: &'a [Page<T>],
     in_tree: impl Fn() -> I,
 ) -> Result<(), Fault> {
-    const OWNERS: [&str; 4] = ["nobody", "the pool", "a request or operation", "the tree"];
+    const OWNERS: [&str; 4] = ["nothing", "the pool", "a request or operation", "the tree"];
     let mut owner = vec![0u8; total];
     let free = free.map(|page| (page, 1));
     let claimed = claimed.iter().map(|page| (page, 2));
@@ -119,8 +125,7 @@ fn owned_once<'a, T: Tier, I: Iterator<Item = &'a Page<T>>>(
     Ok(())
 }
 
-fn shape(cache: &Cache, index: u32, node: &Node) -> Result<(), Fault> {
-    let tree = &cache.tree;
+fn shape(tree: &Tree, index: u32, node: &Node) -> Result<(), Fault> {
     let first = if node.is_root() { node.namespace } else { node.keys()[0] };
     ensure!(node.first_key == first, "node {index} has another first key than its first page");
     ensure!(tree.by_key.get(&first) == Some(&index), "node {index} cannot be found by its key");
@@ -182,8 +187,7 @@ fn digest_before(tree: &Tree, index: u32, page: u32) -> PrefixDigest {
     })
 }
 
-fn tier<T: Tier>(cache: &Cache, live: &[(u32, &Node)], pins: &[NodeId]) -> Result<(), Fault> {
-    let tree = &cache.tree;
+fn tier<T: Tier>(tree: &Tree, live: &[(u32, &Node)], pins: &[NodeId]) -> Result<(), Fault> {
     let mut counted = vec![0u32; tree.nodes.len()];
     for &pin in pins {
         let node = &tree.nodes[pin.index as usize];

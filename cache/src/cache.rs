@@ -20,7 +20,7 @@ use crate::tier::{Device, DevicePage, DevicePages, Host, HostPage, HostPages, Pa
 use crate::tree::{Cursor, Depths, Match, NodeId, Segment, Tree};
 use crate::write_policy::WritePolicy;
 
-/// How large the cache is and what it evicts first.
+/// Sizes and policies of a cache.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CacheConfig {
@@ -34,8 +34,8 @@ pub struct CacheConfig {
     pub eviction: EvictionKind,
     /// When device pages are copied to host.
     pub write_policy: WritePolicy,
-    /// How many page keys may wait in KV events that were not drained; 0 for no KV events. Nothing is kept
-    /// before they are first asked for.
+    /// Maximum number of page keys in KV events that are not drained; 0 for no KV events. Nothing is recorded before
+    /// the first drain.
     pub kv_event_keys_max: u32,
 }
 
@@ -52,7 +52,7 @@ impl Default for CacheConfig {
     }
 }
 
-/// What became of pages offered to the tree.
+/// Result of publishing pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Published {
     /// By how many pages the pinned path grew.
@@ -61,13 +61,13 @@ pub struct Published {
     pub first_duplicate: Option<u32>,
 }
 
-/// What the device would evict next.
+/// Next victim of eviction on device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Victim {
     node: NodeId,
     /// Its pages.
     pub pages: usize,
-    /// Whether its bytes would be lost.
+    /// True if no other tier in this process has its bytes.
     pub is_last_copy: bool,
 }
 
@@ -80,12 +80,12 @@ pub struct Freed {
     pub host_pages: usize,
 }
 
-/// How full one tier is.
+/// Use of one tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TierUse {
     /// All pages of the arena.
     pub total_pages: usize,
-    /// Pages that nobody owns.
+    /// Pages without an owner.
     pub free_pages: usize,
     /// Cached pages that could be evicted right now.
     pub evictable_pages: usize,
@@ -101,7 +101,7 @@ impl TierUse {
     }
 }
 
-/// How full the cache is.
+/// Use of the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CacheUse {
     /// Device memory.
@@ -110,7 +110,7 @@ pub struct CacheUse {
     pub host: TierUse,
 }
 
-/// What the tree itself costs.
+/// Memory of the tree itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CacheMemory {
     /// Nodes of the tree.
@@ -131,7 +131,7 @@ pub struct Arrival {
 }
 
 impl Arrival {
-    /// How many pages are under way.
+    /// Number of pages in flight.
     #[must_use]
     pub fn pages(&self) -> usize {
         self.segments.iter().map(|segment| segment.pages as usize).sum()
@@ -200,14 +200,13 @@ impl Cache {
 
     // ---- reading ----
 
-    /// How much of the first `pages_max` pages of a sequence can be had. Changes nothing.
+    /// Matches the first `pages_max` pages of a sequence. Changes nothing.
     #[must_use]
     pub fn lookup(&self, sequence: &Sequence, pages_max: u32) -> Match {
         self.tree.lookup(sequence, pages_max)
     }
 
-    /// How far down that goes, by keys alone: for decisions that are taken again and again, and that nothing is read
-    /// by. Changes nothing.
+    /// Depths of a match by keys alone, for frequent decisions that read no page. Changes nothing.
     #[must_use]
     pub fn depths(&self, sequence: &Sequence, pages_max: u32) -> Depths {
         self.tree.depths(sequence, pages_max)
@@ -218,7 +217,7 @@ impl Cache {
         self.tree.pages(pin, start_page, into);
     }
 
-    /// How many of the run's pages, which follow the pinned path, the device holds already.
+    /// Number of the run's pages, which follow the pinned path, that the device holds already.
     #[must_use]
     pub fn held_ahead(&self, pin: &DevicePin, run: PageRun<'_>) -> u32 {
         self.tree.held_ahead(pin, run)
@@ -229,7 +228,7 @@ impl Cache {
         self.tree.path(at.node.index, 0).into_iter()
     }
 
-    /// How full the tiers are, in constant time.
+    /// Use of the tiers, in constant time.
     #[must_use]
     pub fn usage(&self) -> CacheUse {
         CacheUse {
@@ -248,14 +247,14 @@ impl Cache {
         }
     }
 
-    /// How many nodes all changes of the tree have looked at so far: what it costs, in a unit that
-    /// does not depend on the machine.
+    /// Number of nodes that all changes of the tree have visited: its cost in a unit that does not depend on the
+    /// machine.
     #[must_use]
     pub fn node_visits(&self) -> u64 {
         self.tree.visits
     }
 
-    /// What the tree costs, by walking it.
+    /// Memory of the tree. Walks the whole tree.
     #[must_use]
     pub fn memory(&self) -> CacheMemory {
         let tree = &self.tree;
@@ -295,7 +294,7 @@ impl Cache {
     /// # Errors
     /// What is wrong, in words.
     pub fn audit(&self, claims: &Claims) -> Result<(), Fault> {
-        audit(self, claims)
+        audit(&self.tree, &self.device, &self.host, claims)
     }
 
     // ---- pins ----
@@ -482,7 +481,7 @@ impl Cache {
 
     // ---- evicting ----
 
-    /// What the device would evict next.
+    /// Next victim of eviction on device.
     pub fn device_victim(&mut self) -> Option<Victim> {
         let index = self.tree.device.policy.victim()?;
         let node = &self.tree.nodes[index as usize];
@@ -514,7 +513,7 @@ impl Cache {
         self.host.free() >= wanted
     }
 
-    /// Forgets everything that nobody has pinned. Routers are told that all is gone, and what is not.
+    /// Removes everything that is not pinned. The KV events report that all is removed, and then what is still held.
     pub fn clear(&mut self) -> Freed {
         let (device_free, host_free) = (self.device.free(), self.host.free());
         let evicted = (self.device_evicted_pages, self.host_evicted_pages);
@@ -555,20 +554,20 @@ impl Cache {
         }
     }
 
-    /// Writes everything that is held into `into`, whose memory is used again: what somebody begins with
-    /// who follows the same events as others. Costs as much as it writes.
+    /// Writes a snapshot into `into`, whose memory is reused: the start for a further consumer of the same events.
+    /// Takes time proportional to what it writes.
     pub fn snapshot(&self, into: &mut KvEvents) {
         self.tree.tell_all(into);
     }
 
-    /// Nobody follows the KV events any more: nothing is recorded until they are drained again.
+    /// Stops recording KV events until they are drained again.
     pub fn stop_events(&mut self) {
         self.tree.events.stop();
     }
 
     // ---- moving pages between tiers ----
 
-    /// How many pages of the pinned path a write-back would copy.
+    /// Number of pages of the pinned path that a write-back would copy.
     #[must_use]
     pub fn unwritten_pages(&self, pin: &DevicePin, at_end: bool) -> usize {
         let path = self.tree.path(pin.node.index, 0);
@@ -602,8 +601,8 @@ impl Cache {
         Arrival { segments }
     }
 
-    /// How many device pages can go without loss once a write-back has ended well: those that nothing
-    /// but its own pin keeps and that are on host by then.
+    /// Number of device pages that can be evicted without loss after a successful write-back: pages that only its own
+    /// pin keeps and that are on host then.
     #[must_use]
     pub fn pages_freed_by(&self, pin: &DevicePin, arrival: &Arrival) -> usize {
         self.tree.pages_freed_by(pin, &arrival.segments)

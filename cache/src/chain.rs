@@ -1,10 +1,10 @@
-//! How page keys are computed: a digest of each page's tokens by themselves, and a chain through the digests.
+//! Computation of page keys: a digest of each page's tokens by themselves, and a chain through the digests.
 //!
 //! Digests do not wait for each other, so the processor computes those of several pages at once, and what has to
 //! wait is one multiplication a page. All arithmetic is modulo 2^128 and little-endian; `fold(x)` is `x` with its
 //! high half added to its low half by exclusive or.
 //!
-//! - **Words** of a namespace, which nobody knows who does not know its digest `n`. With
+//! - **Words** of a namespace, which only its digest `n` reveals. With
 //!   `mix(x) = fold(fold(x * SPREAD) * SCRAMBLE)`, `m(i)` is `mix(mix(n ^ i) + n)`. The low half of `m(i)`, for i from
 //!   0 to 7 and with its two highest bits replaced by 01, is the word `w(i)`; `m(8)` with its lowest bit set is the
 //!   multiplier `r`.
@@ -16,9 +16,8 @@
 //!   page's key is `fold(state * SCRAMBLE)`. Nothing is lost on the way from a state to its key, so the state behind
 //!   a page is known from its key.
 
-use crate::key::PageKey;
+use crate::key::{PageKey, Token};
 use crate::planted::{Bug, planted};
-use crate::sequence::Token;
 
 /// Digits of pi. Both are odd, so that nothing is lost by a multiplication.
 const SPREAD: u128 = 0xBE54_66CF_34E9_0C6D;
@@ -31,7 +30,7 @@ const GROUP: usize = 16;
 /// Tokens in a product.
 const PRODUCT: usize = 4;
 
-/// What a namespace hashes its tokens by.
+/// Words and multiplier of a namespace.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Words {
     /// The first two bits are 01, so that a sum with two tokens below 2^31 is neither zero nor cut off.
@@ -41,14 +40,14 @@ pub(crate) struct Words {
 }
 
 impl Words {
-    /// Those of the namespace with this digest.
+    /// Computes the words of the namespace with this digest.
     pub(crate) fn of(namespace: PageKey) -> Self {
         let mixed = |index: u128| mix(mix(namespace.0 ^ index).wrapping_add(namespace.0));
         let word = |index: usize| mixed(index as u128) as u64 & (u64::MAX >> 2) | 1 << 62;
         Self { added: std::array::from_fn(word), multiplier: mixed(8) | 1 }
     }
 
-    /// Of at most [`GROUP`] tokens. Inlined, so that a length that is known when compiling is made use of.
+    /// Digest of at most [`GROUP`] tokens. Inlined, so that the compiler uses a length that it knows.
     #[inline(always)]
     fn digest(&self, tokens: &[Token]) -> u128 {
         let (fours, rest) = tokens.as_chunks::<PRODUCT>();
@@ -120,8 +119,7 @@ fn fold(bits: u128) -> u128 {
     bits ^ bits >> 64
 }
 
-/// What undoes a multiplication by an odd number. Each round doubles the bits that are right, of which there
-/// are three at first.
+/// Inverse of an odd number. Each round doubles the number of correct bits, of which there are three at first.
 const fn inverse(odd: u128) -> u128 {
     let (mut inverse, mut right) = (odd, 3);
     while right < u128::BITS {
@@ -129,6 +127,74 @@ const fn inverse(odd: u128) -> u128 {
         right *= 2;
     }
     inverse
+}
+
+impl PageKey {
+    /// The key of the page that holds `tokens` and follows the page named by `self` (or, for the
+    /// first page, the namespace itself), in the namespace whose digest is `root`.
+    ///
+    /// The top of `chain.rs` defines it.
+    #[must_use]
+    pub fn next(self, root: PageKey, tokens: &[Token]) -> PageKey {
+        Chain::behind(self, &Words::of(root)).next(tokens)
+    }
+}
+
+/// Hashes the whole pages of `tokens`, which follow the page named by `before`.
+pub(crate) fn hash_pages(
+    words: &Words,
+    before: PageKey,
+    tokens: &[Token],
+    page_size: usize,
+    keys: &mut Vec<PageKey>,
+) {
+    hash_each_page(words, before, tokens, page_size, keys, |_| {});
+}
+
+/// The same, and does something with each page on the way.
+#[inline(always)]
+pub(crate) fn hash_each_page(
+    words: &Words,
+    before: PageKey,
+    tokens: &[Token],
+    page_size: usize,
+    keys: &mut Vec<PageKey>,
+    on_the_way: impl FnMut(&[Token]),
+) {
+    let chain = Chain::behind(before, words);
+    match page_size {
+        1 => hash_pages_of::<1>(chain, tokens, keys, on_the_way),
+        2 => hash_pages_of::<2>(chain, tokens, keys, on_the_way),
+        4 => hash_pages_of::<4>(chain, tokens, keys, on_the_way),
+        16 => hash_pages_of::<16>(chain, tokens, keys, on_the_way),
+        _ => hash_in_turn(chain, tokens.chunks_exact(page_size), keys, on_the_way),
+    }
+}
+
+/// Hashes pages of a size that is known when compiling: the usual one, and those smaller than what is multiplied at
+/// a time.
+#[inline(always)]
+fn hash_pages_of<const PAGE_SIZE: usize>(
+    chain: Chain,
+    tokens: &[Token],
+    keys: &mut Vec<PageKey>,
+    on_the_way: impl FnMut(&[Token]),
+) {
+    let pages = tokens.as_chunks::<PAGE_SIZE>().0.iter();
+    hash_in_turn(chain, pages.map(|page| &page[..]), keys, on_the_way);
+}
+
+#[inline(always)]
+fn hash_in_turn<'a>(
+    mut chain: Chain,
+    pages: impl Iterator<Item = &'a [Token]>,
+    keys: &mut Vec<PageKey>,
+    mut on_the_way: impl FnMut(&[Token]),
+) {
+    keys.extend(pages.map(|page| {
+        on_the_way(page);
+        chain.next(page)
+    }));
 }
 
 #[cfg(test)]
@@ -159,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_multiplies_is_odd_and_undone() {
+    fn multipliers_are_odd_and_invertible() {
         let multipliers = roots().map(|root| Words::of(root).multiplier);
         for odd in [SPREAD, SCRAMBLE, 1, 3, u128::MAX].into_iter().chain(multipliers) {
             assert_eq!(odd.wrapping_mul(inverse(odd)), 1, "{odd:x}");
@@ -197,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_knows_the_words_makes_collisions_in_that_namespace_and_in_no_other() {
+    fn known_words_allow_collisions_only_in_their_namespace() {
         let known = PageKey(mix(42));
         for [one, other] in collisions(&Words::of(known)) {
             assert_ne!(one, other);
@@ -209,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn without_the_words_no_page_is_made_to_have_a_digest_that_one_likes() {
+    fn digests_cannot_be_chosen_without_the_words() {
         // With a factor of one the digest is the other factor, and so what one likes.
         let known = PageKey(mix(42));
         let forged = |words: &Words, wanted: u64| -> Vec<Token> {

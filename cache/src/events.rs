@@ -1,9 +1,8 @@
 //! KV events: what routers need to know about which prefixes this cache holds.
 //!
-//! Events are numbered. Whoever follows them begins with a snapshot, applies what is drained from then
-//! on, and knows at any time what each tier holds. Nothing is recorded for nobody: until the first drain,
-//! and after more has happened than the log has room for, it costs nothing, and the next drain is a
-//! snapshot.
+//! Events are numbered. A consumer starts with a snapshot, applies the events that are drained after it, and so knows
+//! the pages of each tier at any time. Without a consumer nothing is recorded: until the first drain, and after more
+//! events than the log has room for, events cost nothing and the next drain is a snapshot.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -12,10 +11,9 @@ use serde::de::DeserializeOwned;
 use serde::ser::SerializeStruct;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::key::PageKey;
+use crate::key::{PageKey, Token};
 use crate::passage::ContentKey;
 use crate::planted::{Bug, planted};
-use crate::sequence::Token;
 use crate::tier::TierName;
 
 /// Where pages are, as events tell it.
@@ -40,7 +38,7 @@ impl From<TierName> for KvTier {
     }
 }
 
-/// What images and sounds contribute to the key of a page.
+/// Contribution of images and sounds to the key of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageContent {
     /// The place of the page among those of an event.
@@ -57,7 +55,7 @@ pub(crate) struct Pages<'a> {
     pub(crate) parent: PageKey,
     pub(crate) keys: &'a [PageKey],
     pub(crate) tokens: &'a [Token],
-    /// What is on them besides, by its place in the prompt.
+    /// Content other than tokens, by its place in the prompt.
     pub(crate) marks: &'a [(u32, u128)],
     /// The place of the first of them in the prompt.
     pub(crate) first: u32,
@@ -80,7 +78,7 @@ pub enum KvEvent<'a> {
         keys: Cow<'a, [PageKey]>,
         /// Their tokens, as many for each page as a page has.
         tokens: Cow<'a, [Token]>,
-        /// What is on some of the pages besides tokens, by the page's place among these.
+        /// Content other than tokens on some of the pages, by the page's place among these.
         #[serde(default, skip_serializing_if = "<[_]>::is_empty")]
         contents: Cow<'a, [PageContent]>,
     },
@@ -102,8 +100,8 @@ pub enum KvEvent<'a> {
 /// is drained into once more.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KvEvents {
-    /// Whether this is everything that is held instead of what has changed. What was heard before is to
-    /// be forgotten, in all tiers.
+    /// True if this is everything that is held instead of the changes. The consumer forgets all earlier events, in
+    /// all tiers.
     pub is_snapshot: bool,
     /// The number of the event that follows these. Events have consecutive numbers, those of a snapshot
     /// none: it has in it whatever came before this number.
@@ -140,13 +138,13 @@ impl KvEvents {
         if self.is_snapshot { self.next } else { self.next - self.entries.len() as u64 }
     }
 
-    /// How many events there are.
+    /// Number of events.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there is nothing to tell: no event, nor that everything before is to be forgotten.
+    /// Returns true if there is no event and this is no snapshot.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty() && !self.is_snapshot
@@ -172,8 +170,8 @@ impl KvEvents {
         })
     }
 
-    /// The events that somebody has not heard who expects the one with this number; nothing if some
-    /// before them are missing, so that only a snapshot helps. Of a snapshot, all.
+    /// Events for a consumer that expects the one with this number; `None` if some before them are missing, so that
+    /// it needs a snapshot. Of a snapshot, all events.
     #[must_use]
     pub fn from_number(&self, expected: u64) -> Option<impl Iterator<Item = KvEvent<'_>>> {
         let heard = match self.is_snapshot {
@@ -284,9 +282,9 @@ pub(crate) struct KvEventLog {
     keys_max: usize,
     /// Events without keys, each of which counts as one.
     cleared: usize,
-    /// Whether somebody follows and has missed nothing.
+    /// True if there is a consumer that has missed nothing.
     is_recording: bool,
-    /// Whether everything goes, which is told once and not page by page.
+    /// True while everything is removed, which is reported once and not page by page.
     is_clearing: bool,
 }
 
@@ -296,7 +294,7 @@ impl KvEventLog {
         Self { pending, keys_max, cleared: 0, is_recording: false, is_clearing: false }
     }
 
-    /// Whether what happens is to be told.
+    /// Returns true if events are recorded.
     pub(crate) fn is_recording(&self) -> bool {
         self.is_recording && !self.is_clearing
     }
@@ -345,7 +343,7 @@ impl KvEventLog {
         is_whole
     }
 
-    /// Nobody follows any more.
+    /// Stops recording.
     pub(crate) fn stop(&mut self) {
         if self.is_recording {
             self.lose();
@@ -363,7 +361,7 @@ impl KvEventLog {
         has_room
     }
 
-    /// The number that it skips shows whoever has not heard of it that something is missing.
+    /// The number that is skipped shows a consumer that an event is missing.
     fn lose(&mut self) {
         if planted(Bug::HideLostEvents) {
             self.pending.next -= self.pending.entries.len() as u64 + 1;
@@ -396,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_go_on_and_skip_what_was_lost() {
+    fn event_numbers_continue_and_skip_lost_events() {
         let (mut log, mut events) = log(4);
         log.removed(KvTier::Host, PageKey(0), &KEYS);
         log.cleared();
@@ -412,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_heard_some_hears_the_rest() {
+    fn a_consumer_resumes_after_the_events_it_has() {
         let (mut log, mut events) = log(100);
         for key in KEYS {
             log.removed(KvTier::L3, PageKey(0), &[key]);
@@ -424,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_used_again() {
+    fn memory_is_reused() {
         let (mut log, mut events) = log(100);
         let mut addresses = Vec::new();
         for _ in 0..6 {

@@ -6,10 +6,9 @@
 
 use std::sync::Arc;
 
-use crate::key::PageKey;
+use crate::key::{PageKey, Token};
 use crate::passage::Marks;
 use crate::run::PageRun;
-use crate::sequence::Token;
 use crate::text::{Part, Text};
 
 /// An excerpt is at least one part in so many of what it keeps alive.
@@ -25,12 +24,12 @@ pub(crate) struct Excerpt {
     all: Option<Arc<Text>>,
     /// The place of the first page in the text.
     start: usize,
-    /// How many pages there are.
+    /// Number of pages.
     len: usize,
 }
 
 impl Excerpt {
-    /// Of a prompt that comes in chunks the rest is expected to follow.
+    /// The rest of a prompt that is computed in chunks is expected to follow.
     pub(crate) fn new(run: PageRun<'_>) -> Self {
         match run.within_prompt() {
             Some((prompt, start)) if is_worth_keeping(prompt, start) => {
@@ -56,7 +55,7 @@ impl Excerpt {
         fits
     }
 
-    /// How many pages it has.
+    /// Number of pages.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -65,7 +64,7 @@ impl Excerpt {
         self.all.as_ref().map_or(&[], |all| &all.keys()[self.start..self.start + self.len])
     }
 
-    /// What else stands on the pages of their sequence.
+    /// Content other than tokens on the pages of the sequence.
     pub(crate) fn marks(&self) -> Option<&Marks> {
         self.all.as_ref()?.marks().map(|marks| &**marks)
     }
@@ -74,15 +73,15 @@ impl Excerpt {
         self.part().tokens
     }
 
-    /// Whether appending this run costs no more than it is worth: the pages that it has stay where
-    /// they are, or are few, or few beside the new ones.
+    /// Returns true if appending this run is cheap: the present pages stay in place, or are few, or few compared with
+    /// the new ones.
     pub(crate) fn grows_cheaply(&self, run: PageRun<'_>) -> bool {
         let has_room = self.has_room_for(run.len(), run.page_size());
         let are_few = self.are_few_beside(run.len(), run.page_size());
         self.continues(run) || self.is_own() && (has_room || are_few)
     }
 
-    /// Whether putting these pages in front of its own costs no more than it is worth.
+    /// Returns true if putting these pages before its own is cheap.
     pub(crate) fn takes_in_front_cheaply(&self, front: &Excerpt, page_size: usize) -> bool {
         let has_room = front.is_own() && front.has_room_for(self.len, page_size);
         self.follows(front) || has_room || front.are_few_beside(self.len, page_size)
@@ -92,7 +91,7 @@ impl Excerpt {
         (self.len + pages) * page_size <= self.capacity()
     }
 
-    /// Whether its pages are few, or few beside so many others.
+    /// Returns true if its pages are few, or few compared with this number of others.
     fn are_few_beside(&self, pages: usize, page_size: usize) -> bool {
         self.len * page_size < MOVED_MAX || self.len <= 4 * pages
     }
@@ -117,7 +116,7 @@ impl Excerpt {
         *self = std::mem::take(front);
     }
 
-    /// Whether these pages follow others in the same allocation.
+    /// Returns true if these pages follow others in the same allocation.
     pub(crate) fn follows(&self, others: &Excerpt) -> bool {
         self.shares(others.all.as_ref()) && others.start + others.len == self.start
     }
@@ -135,7 +134,7 @@ impl Excerpt {
         rest
     }
 
-    /// What it keeps alive: an address that tells allocations apart, and the bytes of tokens and keys.
+    /// Memory that it keeps alive: an address that identifies the allocation, and the bytes of tokens and keys.
     pub(crate) fn allocation(&self) -> (usize, usize, usize) {
         let Some(all) = &self.all else { return (0, 0, 0) };
         let token_bytes = all.capacity() * size_of::<Token>();
@@ -146,7 +145,7 @@ impl Excerpt {
         Self { start: 0, len: text.keys().len(), all: Some(Arc::new(text)) }
     }
 
-    /// Whether nobody else uses the allocation, and it begins with these pages.
+    /// Returns true if nothing else uses the allocation, and it begins with these pages.
     fn is_own(&self) -> bool {
         self.all.as_ref().is_some_and(|all| Arc::strong_count(all) == 1) && self.start == 0
     }
@@ -166,7 +165,7 @@ impl Excerpt {
         all.map_or(Part::EMPTY, |all| all.part(self.start..self.start + self.len))
     }
 
-    /// Whether these are the pages after its own in the same allocation.
+    /// Returns true if these are the pages after its own in the same allocation.
     fn continues(&self, run: PageRun<'_>) -> bool {
         run.within_prompt().is_some_and(|(prompt, start)| {
             self.shares(Some(prompt)) && start == self.start + self.len
@@ -193,7 +192,7 @@ impl Excerpt {
         }
     }
 
-    /// Whether it keeps more alive than it should.
+    /// Returns true if it keeps too much memory alive.
     pub(crate) fn is_wasteful(&self) -> bool {
         let kept = |all: &Arc<Text>| self.len * all.page_size() * KEPT_SHARE < all.capacity();
         self.all.as_ref().is_some_and(kept)
@@ -207,7 +206,7 @@ impl Excerpt {
     }
 }
 
-/// Whether what follows from a page on is enough of a prompt to keep all of it for.
+/// Returns true if the pages from this one on are a large enough part of a prompt to keep all of it alive.
 fn is_worth_keeping(prompt: &Text, start: usize) -> bool {
     let following = prompt.tokens().len() - start * prompt.page_size();
     following * KEPT_SHARE >= prompt.capacity()
@@ -297,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_of_it_does_not_keep_the_whole() {
+    fn a_remainder_does_not_keep_the_whole_alive() {
         let sequence = sequence(4000);
         let mut upper = Excerpt::new(sequence.run(0, 1000));
         let mut lower = upper.split_off(975);
@@ -334,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_come_together_again() {
+    fn adjacent_excerpts_are_merged() {
         let sequence = sequence(4000);
         let mut upper = Excerpt::new(sequence.run(0, 1000));
         let mut lower = upper.split_off(500);

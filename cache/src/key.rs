@@ -6,97 +6,17 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use crate::chain::{Chain, Words};
-use crate::passage::ContentKey;
 use crate::planted::{Bug, planted};
-use crate::sequence::Token;
+
+/// A token of the model's vocabulary.
+pub type Token = u32;
 
 /// 128 bits that name a page together with everything before it: the namespace, all earlier
 /// tokens, and the page's own.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageKey(pub u128);
 
-impl PageKey {
-    /// What a page follows that has more on it than its tokens: the key before it, and a digest of that.
-    /// It is the first 16 bytes of BLAKE3 over the bytes `terrace passages 2`, the 16 bytes of this key and those
-    /// of the digest, all little-endian.
-    #[must_use]
-    pub fn with_content(self, digest: ContentKey) -> PageKey {
-        let mut bytes = [0; 50];
-        bytes[..18].copy_from_slice(b"terrace passages 2");
-        bytes[18..34].copy_from_slice(&self.0.to_le_bytes());
-        bytes[34..].copy_from_slice(&digest.0.to_le_bytes());
-        PageKey(strong_hash(&bytes))
-    }
-
-    /// The key of the page that holds `tokens` and follows the page named by `self` (or, for the
-    /// first page, the namespace itself), in the namespace whose digest is `root`.
-    ///
-    /// The top of `chain.rs` says what it is.
-    #[must_use]
-    pub fn next(self, root: PageKey, tokens: &[Token]) -> PageKey {
-        Chain::behind(self, &Words::of(root)).next(tokens)
-    }
-}
-
-/// Hashes the whole pages of `tokens`, which follow the page named by `before`.
-pub(crate) fn hash_pages(
-    words: &Words,
-    before: PageKey,
-    tokens: &[Token],
-    page_size: usize,
-    keys: &mut Vec<PageKey>,
-) {
-    hash_each_page(words, before, tokens, page_size, keys, |_| {});
-}
-
-/// The same, and does something with each page on the way.
-#[inline(always)]
-pub(crate) fn hash_each_page(
-    words: &Words,
-    before: PageKey,
-    tokens: &[Token],
-    page_size: usize,
-    keys: &mut Vec<PageKey>,
-    on_the_way: impl FnMut(&[Token]),
-) {
-    let chain = Chain::behind(before, words);
-    match page_size {
-        1 => hash_pages_of::<1>(chain, tokens, keys, on_the_way),
-        2 => hash_pages_of::<2>(chain, tokens, keys, on_the_way),
-        4 => hash_pages_of::<4>(chain, tokens, keys, on_the_way),
-        16 => hash_pages_of::<16>(chain, tokens, keys, on_the_way),
-        _ => hash_in_turn(chain, tokens.chunks_exact(page_size), keys, on_the_way),
-    }
-}
-
-/// Hashes pages of a size that is known when compiling: the usual one, and those smaller than what is multiplied at
-/// a time.
-#[inline(always)]
-fn hash_pages_of<const PAGE_SIZE: usize>(
-    chain: Chain,
-    tokens: &[Token],
-    keys: &mut Vec<PageKey>,
-    on_the_way: impl FnMut(&[Token]),
-) {
-    let pages = tokens.as_chunks::<PAGE_SIZE>().0.iter();
-    hash_in_turn(chain, pages.map(|page| &page[..]), keys, on_the_way);
-}
-
-#[inline(always)]
-fn hash_in_turn<'a>(
-    mut chain: Chain,
-    pages: impl Iterator<Item = &'a [Token]>,
-    keys: &mut Vec<PageKey>,
-    mut on_the_way: impl FnMut(&[Token]),
-) {
-    keys.extend(pages.map(|page| {
-        on_the_way(page);
-        chain.next(page)
-    }));
-}
-
-/// A hash of 128 bits for which nobody finds a second input, however freely inputs are chosen.
+/// Collision-resistant hash of 128 bits, even for inputs that are chosen freely.
 pub(crate) fn strong_hash(bytes: &[u8]) -> u128 {
     let hash = blake3::hash(bytes);
     u128::from_le_bytes(*hash.as_bytes().first_chunk().expect("it has 32 bytes"))
@@ -128,7 +48,7 @@ impl<'de> Deserialize<'de> for PageKey {
     }
 }
 
-/// What 32 hexadecimal digits say. A key has one spelling: a truncated one must not pass for another.
+/// Value of 32 hexadecimal digits. A key has one spelling: a truncated one must not pass for another.
 pub(crate) fn of_hex(text: &str) -> Option<u128> {
     let has_digits_alone = text.len() == 32 && !text.starts_with('+');
     u128::from_str_radix(text, 16).ok().filter(|_| has_digits_alone)
@@ -141,7 +61,7 @@ pub(crate) fn of_hex(text: &str) -> Option<u128> {
 pub struct Namespace {
     /// Model and weights: change it whenever the weights change.
     pub model: String,
-    /// How KV lies in a page, for example `"layer-first"`.
+    /// Layout of the KV in a page, for example `"layer-first"`.
     #[serde(default)]
     pub layout: String,
     /// The element type of the KV, for example `"bf16"`.
@@ -158,8 +78,8 @@ pub struct Namespace {
     /// A tenant's salt; empty for none.
     #[serde(default)]
     pub salt: String,
-    /// What all have in common who share an L3, and nobody else knows: who does not know it cannot choose tokens
-    /// such that two prompts have a key in common, of which L3 would keep one. Empty for none.
+    /// Secret of all users of an L3. Without it tokens cannot be chosen such that two prompts share a key, of which
+    /// L3 would keep one. Empty for none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub secret: String,
 }
@@ -252,7 +172,7 @@ mod tests {
     // keys, and has to change the number in the digest of namespaces.
 
     #[test]
-    fn digests_are_what_they_always_were() {
+    fn digests_match_the_known_answers() {
         let vectors = [
             (Namespace::new("", 1), 0x0ad0_6ef4_c195_54ca_a424_d53b_ed6a_c655),
             (Namespace::new("tiny-llama", 1), 0xe85b_e7b2_998c_4a33_d98f_f225_aa3d_c122),
@@ -266,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn key_chains_are_what_they_always_were() {
+    fn key_chains_match_the_known_answers() {
         let vectors = [
             (1, 0, 0x3ab9_bb13_d506_6526_d1f2_e8ff_3a85_609a),
             (1, 1, 0x8746_1254_a7b5_f3e6_f85f_f8d6_e31e_1608),
@@ -331,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_do_not_run_into_each_other() {
+    fn fields_are_delimited_in_the_digest() {
         let texts = |model: &str, layout: &str, dtype: &str, adapter: &str, salt: &str| {
             let text = str::to_owned;
             let (layout, dtype) = (text(layout), text(dtype));
@@ -349,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_key_survives_serde_with_its_leading_zeros() {
+    fn a_page_key_round_trips_with_leading_zeros() {
         let key = PageKey(0x0059_c4b1_515d_3aa5_59c9_dbc3_ef4f_a726);
         let text = serde_json::to_string(&key).unwrap();
         assert_eq!(text, "\"0059c4b1515d3aa559c9dbc3ef4fa726\"");
@@ -362,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_survives_serde_and_refuses_what_it_does_not_know() {
+    fn a_namespace_round_trips_and_rejects_unknown_fields() {
         let text = serde_json::to_string(&full()).unwrap();
         assert_eq!(serde_json::from_str::<Namespace>(&text).unwrap(), full());
         let short: Namespace = serde_json::from_str(r#"{"model":"m","page_size":16}"#).unwrap();

@@ -34,6 +34,7 @@ mod events;
 mod evict;
 mod excerpt;
 mod hash;
+mod in_parts;
 mod key;
 mod name;
 mod node;
@@ -58,14 +59,15 @@ pub use cache::{
 pub use events::{KvEvent, KvEvents, KvTier, PageContent};
 pub use evict::EvictionKind;
 pub use hash::{HashedMap, HashedSet, KeepBits};
-pub use key::{Namespace, PageKey};
+pub use in_parts::{InParts, Keys, Tokens};
+pub use key::{Namespace, PageKey, Token};
 pub use name::is_name_of;
 pub use passage::{ContentKey, Passage, PassageError, PassageFault};
 pub use pin::{DevicePin, HostPin, Pin};
 pub use prefix::PrefixDigest;
 pub use reach::Reach;
 pub use run::{KeptRun, PageRun};
-pub use sequence::{InParts, Keys, Sequence, Token, Tokens};
+pub use sequence::Sequence;
 pub use tier::{
     Device, DevicePage, DevicePages, Host, HostPage, HostPages, Page, Pages, Tier, TierName,
 };

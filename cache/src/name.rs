@@ -1,7 +1,7 @@
 //! Names of choices, as people write them in flags, files and logs.
 
-/// Whether a text is a name. Hyphens and underscores do not matter: `write-through`, `write_through` and
-/// `writethrough` are one name, so that what one program prints no other refuses.
+/// Returns true if a text is a name. Hyphens and underscores do not matter: `write-through`, `write_through` and
+/// `writethrough` are one name, so that every program accepts what another prints.
 ///
 /// ```
 /// assert!(terrace_cache::is_name_of("s3_fifo", "s3-fifo"));

@@ -5,19 +5,19 @@ use std::ops::Range;
 use crate::events::Pages;
 use crate::evict::Usage;
 use crate::excerpt::Excerpt;
-use crate::key::PageKey;
+use crate::in_parts::Keys;
+use crate::key::{PageKey, Token};
 use crate::planted::{Bug, planted};
 use crate::run::PageRun;
-use crate::sequence::{Keys, Token};
 use crate::tier::{Device, Host, Page, Tier};
 
 /// No node.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// So many pages are compared at a time.
+/// Number of pages that are compared at a time.
 const PAGES_COMPARED: usize = 128;
 
-/// What one tier holds of a node: all of its pages or none.
+/// Pages of a node in one tier: all of them or none.
 pub(crate) struct Holding<T> {
     /// One page for each page of the run, or empty.
     pub(crate) pages: Vec<Page<T>>,
@@ -25,12 +25,12 @@ pub(crate) struct Holding<T> {
     pub(crate) pins: u32,
     /// Children that this tier holds.
     pub(crate) children: u32,
-    /// Those of them that are evictable.
+    /// Children in this tier that are evictable.
     pub(crate) evictable_children: u32,
-    /// Whether an operation is bringing these pages into this tier.
+    /// True while an operation brings these pages into this tier.
     pub(crate) arriving: bool,
-    /// Whether the node's pages count as evictable (it and all below it in this tier may go), and,
-    /// if it has no children in this tier, whether the policy has it on offer.
+    /// True if the node's pages count as evictable: it and all below it in this tier may be evicted. Without children
+    /// in this tier, the policy then has it in its order.
     pub(crate) evictable: bool,
     pub(crate) offered: bool,
 }
@@ -60,23 +60,23 @@ pub(crate) struct Node {
     pub(crate) start_page: u32,
     /// The digest of the namespace.
     pub(crate) namespace: PageKey,
-    /// What the tree finds it by: the key of its first page; a root's, that of the namespace. It is among the keys of
-    /// the excerpt too, but those are far away in memory.
+    /// Key by which the tree finds it: that of its first page; for a root, that of the namespace. It is among the
+    /// keys of the excerpt too, but those are far away in memory.
     pub(crate) first_key: PageKey,
     /// The keys and tokens of the pages.
     pub(crate) excerpt: Excerpt,
     pub(crate) device: Holding<Device>,
     pub(crate) host: Holding<Host>,
     pub(crate) usage: Usage,
-    /// Whether L3 is known to have these pages.
+    /// True if L3 is known to have these pages.
     pub(crate) in_l3: bool,
     /// In which round that was last learnt.
     pub(crate) l3_round: u32,
-    /// Whether an operation is bringing these pages to L3.
+    /// True while an operation stores these pages in L3.
     pub(crate) backing_up: bool,
-    /// Whether the host copy has proved unsound: it is never read again.
+    /// True if the host copy is corrupt: it is never read again.
     pub(crate) host_unsound: bool,
-    /// Whether it may have more memory than it needs: for pages that it has lost, or that never came.
+    /// True if it may have more memory than it needs: for pages that it has lost, or that never arrived.
     pub(crate) is_untrimmed: bool,
 }
 
@@ -148,7 +148,7 @@ impl Node {
         self.start_page + self.len() as u32
     }
 
-    /// Whether the tier holds this node. Every tier holds a root.
+    /// Returns true if the tier holds this node. Every tier holds a root.
     pub(crate) fn held_by<T: Tier>(&self) -> bool {
         self.is_root() || !T::of(self).pages.is_empty()
     }
@@ -175,29 +175,29 @@ impl Node {
         self.held_by::<Host>() && !self.host_unsound
     }
 
-    /// Whether the host copy is unsound and may be replaced: nobody reads it any more.
+    /// Returns true if the host copy is unsound and may be replaced, because nothing reads it.
     pub(crate) fn is_unsound_and_unread(&self) -> bool {
         self.host_unsound && self.host.pins == 0
     }
 
-    /// Whether a write-back would copy the node.
+    /// Returns true if a write-back would copy the node.
     pub(crate) fn wants_host_copy(&self) -> bool {
         self.usage.may_be_on_host()
             && !self.host.arriving
             && (!self.held_by::<Host>() || self.is_unsound_and_unread())
     }
 
-    /// Whether the node's bytes can be had from this process's memory.
+    /// Returns true if the node's bytes are in the memory of this process.
     pub(crate) fn readable(&self) -> bool {
         self.held_by::<Device>() || self.has_sound_host_copy()
     }
 
-    /// Whether an operation knows the node's extent: then the node may be split, but not grow.
+    /// Returns true if an operation knows the node's extent: then the node may be split, but not grow.
     pub(crate) fn is_in_motion(&self) -> bool {
         self.device.arriving || self.host.arriving || self.backing_up
     }
 
-    /// How many pages of this run, from its first, hold just these tokens and what they stand for.
+    /// Number of pages of this run, from its first, that hold the same tokens and content.
     pub(crate) fn common_pages(&self, wanted: PageRun<'_>, page_size: usize) -> usize {
         let (ours, tokens) = (self.excerpt.tokens(), wanted.tokens());
         let mut common = common_pages(ours, tokens.prompt, page_size);
@@ -213,7 +213,8 @@ impl Node {
         }
     }
 
-    /// How many pages of the sequence with these keys, from the first of `pages` on, have the keys of this node.
+    /// Number of pages of the sequence with these keys, from the first of `pages` on, that have the keys of this
+    /// node.
     pub(crate) fn common_keys(&self, keys: Keys<'_>, pages: Range<u32>) -> usize {
         let is_common =
             |page: usize| keys.get(pages.start as usize + page) == Some(self.keys()[page]);
@@ -230,7 +231,7 @@ impl Node {
         common
     }
 
-    /// How many of these pages, whose tokens are the same, have the same content too.
+    /// Number of these pages, whose tokens are the same, that have the same content too.
     #[cold]
     fn pages_of_the_same_content(&self, wanted: PageRun<'_>, pages: usize) -> usize {
         if planted(Bug::SkipTokenCompare) || planted(Bug::SkipContentCompare) {
@@ -241,7 +242,7 @@ impl Node {
     }
 }
 
-/// How many whole pages the two have in common, from the first on.
+/// Number of whole pages that both have in common, from the first on.
 fn common_pages(ours: &[Token], theirs: &[Token], page_size: usize) -> usize {
     let pages = ours.len().min(theirs.len()) / page_size;
     if planted(Bug::SkipTokenCompare) {

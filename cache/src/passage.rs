@@ -8,10 +8,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::chain::{Chain, Words};
-use crate::key::{PageKey, hash_pages, of_hex, strong_hash};
+use crate::chain::{Chain, Words, hash_pages};
+use crate::key::{PageKey, Token, of_hex, strong_hash};
 use crate::planted::{Bug, planted};
-use crate::sequence::Token;
 
 /// 128 bits that name what the tokens of a passage stand for: a strong hash of the image or sound. Matches go
 /// by it, so two contents must never have the same.
@@ -53,31 +52,31 @@ pub struct Passage {
     pub start: u32,
     /// The position after the last.
     pub end: u32,
-    /// What they stand for, if not for themselves: it goes into the keys of all pages that the passage touches,
-    /// and so into those behind them.
+    /// Content that the tokens stand for, if not for themselves. It is part of the keys of all pages that the passage
+    /// touches, and so of those behind them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<ContentKey>,
-    /// Whether no step may end inside, as where the tokens of an image attend to each other. What the cache
-    /// holds may end inside: it was computed with all of the passage.
+    /// True if no step may end inside the passage, as where the tokens of an image attend to each other. Cached
+    /// prefixes may end inside: they were computed with all of the passage.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_whole: bool,
 }
 
 impl Passage {
-    /// How many tokens.
+    /// Number of tokens.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "an empty one is refused")]
     pub fn len(&self) -> u32 {
         self.end.saturating_sub(self.start)
     }
 
-    /// Whether a step that ends at this position would cut it.
+    /// Returns true if a step that ends at this position cuts the passage.
     #[must_use]
     pub fn is_cut_at(&self, position: u32) -> bool {
         self.is_whole && self.start < position && position < self.end
     }
 
-    /// Whether every passage is within so many tokens, not empty, and behind those before it.
+    /// Checks that every passage is within this number of tokens, not empty, and behind those before it.
     ///
     /// # Errors
     /// What about them cannot be.
@@ -112,11 +111,11 @@ pub struct PassageError {
     pub start: u32,
     /// Where it ends.
     pub end: u32,
-    /// What is wrong with it.
+    /// Fault of the passage.
     pub fault: PassageFault,
 }
 
-/// What is wrong with a passage.
+/// Fault of a passage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PassageFault {
     /// It has no token.
@@ -153,13 +152,13 @@ impl fmt::Display for PassageError {
 
 impl std::error::Error for PassageError {}
 
-/// What stands on the pages of a prompt besides their tokens: the place of each page that passages of some
-/// content touch, and a digest of those. Nodes keep it with their tokens.
+/// Content other than tokens on the pages of a prompt: the place of each page that passages with a content touch, and
+/// a digest of those. Nodes keep it with their tokens.
 #[derive(Debug)]
 pub(crate) struct Marks(Vec<(u32, u128)>);
 
 impl Marks {
-    /// Those of a prompt; nothing if no passage has a content.
+    /// Marks of a prompt; `None` if no passage has a content.
     ///
     /// The digest is the first 16 bytes of BLAKE3 over the 16 bytes of each passage's content and its start and end
     /// as 32-bit words, all little-endian.
@@ -182,7 +181,7 @@ impl Marks {
         (!touched.is_empty()).then(|| Arc::new(Self(marks)))
     }
 
-    /// What a page follows: the page before it, and what stands on the page besides its tokens.
+    /// Predecessor of a page: the page before it, and its content other than tokens.
     ///
     /// Without anything there it is the former key itself, else [that and the digest](PageKey::with_content).
     pub(crate) fn follow(&self, before: PageKey, page: u32) -> PageKey {
@@ -199,7 +198,7 @@ impl Marks {
         Some(self.0[place].1)
     }
 
-    /// Those of the pages from one place in the prompt up to another.
+    /// Marks of the pages from one place in the prompt up to another.
     pub(crate) fn within(&self, pages: Range<u32>) -> &[(u32, u128)] {
         let place = |page: u32| self.0.partition_point(|&(marked, _)| marked < page);
         &self.0[place(pages.start)..place(pages.end)]
@@ -228,6 +227,20 @@ impl Marks {
     }
 }
 
+impl PageKey {
+    /// Predecessor of a page with content other than tokens: the key before it, and a digest of that content. It is
+    /// the first 16 bytes of BLAKE3 over the bytes `terrace passages 2`, the 16 bytes of this key and those of the
+    /// digest, all little-endian.
+    #[must_use]
+    pub fn with_content(self, digest: ContentKey) -> PageKey {
+        let mut bytes = [0; 50];
+        bytes[..18].copy_from_slice(b"terrace passages 2");
+        bytes[18..34].copy_from_slice(&self.0.to_le_bytes());
+        bytes[34..].copy_from_slice(&digest.0.to_le_bytes());
+        PageKey(strong_hash(&bytes))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -245,7 +258,7 @@ mod tests {
 
     // Computed in another language, with another implementation of BLAKE3.
     #[test]
-    fn keys_of_passages_are_what_they_always_were() {
+    fn keys_of_passages_match_the_known_answers() {
         let passages = [
             passage(5, 9, 0x0123_4567_89ab_cdef_0011_2233_4455_6677),
             passage(9, 10, 1),
@@ -311,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn passages_that_cannot_be_are_refused() {
+    fn invalid_passages_are_rejected() {
         let refused = |passages: &[Passage]| {
             let refused = Sequence::with_passages(PageKey(7), 4, (0..8).collect(), passages);
             refused.expect_err("it was taken").to_string()
@@ -331,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_passage_survives_serde() {
+    fn a_passage_round_trips_through_serde() {
         let whole = Passage { is_whole: true, ..passage(1, 5, 0xab) };
         let text = serde_json::to_string(&whole).unwrap();
         assert_eq!(

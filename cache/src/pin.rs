@@ -35,7 +35,7 @@ impl<T> Pin<T> {
         self.node
     }
 
-    /// How many pages the pinned path has.
+    /// Number of pages of the pinned path.
     #[must_use]
     pub fn depth(&self) -> u32 {
         self.depth

@@ -60,12 +60,12 @@ pub enum Bug {
     FetchFewPages,
     /// Device pages are handed out again though a step in flight may still write to them.
     ReuseBeforeLaterStep,
-    /// What a step computed behind a failed one is believed.
+    /// Results of a step behind a failed one are trusted.
     BelieveStepBehindFailed,
     /// A decode is told to start from another row's token.
     InputOfAnotherRow,
     PriceOutForGood,
-    /// What a passage stands for is not part of the keys.
+    /// The content of a passage is not part of the keys.
     LeaveContentOutOfKey,
     /// Pages of the same tokens count as the same, whatever they stand for.
     SkipContentCompare,
@@ -91,9 +91,9 @@ pub enum Bug {
     HideLostEvents,
     /// Each of several answers to a prompt computes all of it.
     AnswersApart,
-    /// What a driver did not fetch because nobody waited any more counts as missing in L3.
+    /// Pages that a driver did not fetch because no request waited count as missing in L3.
     CalledOffIsMissing,
-    /// What a step computed from a load-back that failed is believed.
+    /// Results that a step computed from a failed load-back are trusted.
     TrustStepOnFailedLoad,
     /// Pages that a step reads while they are loaded are published when it has ended.
     PublishWhileLoading,
@@ -230,14 +230,14 @@ pub fn plant(bug: Option<Bug>) {
     PLANTED.set(bug);
 }
 
-/// Whether this bug is planted.
+/// Returns true if this bug is planted.
 #[cfg(feature = "planted")]
 #[must_use]
 pub fn planted(bug: Bug) -> bool {
     PLANTED.get() == Some(bug)
 }
 
-/// Whether this bug is planted: never.
+/// Returns false: no bug is planted.
 #[cfg(not(feature = "planted"))]
 #[must_use]
 #[inline(always)]

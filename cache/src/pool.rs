@@ -8,7 +8,7 @@ use crate::tier::{Page, Pages};
 pub(crate) struct Pool<T> {
     free: Vec<Page<T>>,
     total: usize,
-    /// What has come back while somebody may still write to it, and until when that is so.
+    /// Returned pages that a step may still write to, and the step until which that is so.
     cooling: VecDeque<(u64, Page<T>)>,
     /// Until when that is so of what comes back now.
     cool_until: Option<u64>,
@@ -36,7 +36,7 @@ impl<T> Pool<T> {
         self.cool(pages.into_vec().into_iter());
     }
 
-    /// As [`give`](Self::give).
+    /// Returns pages like [`give`](Self::give).
     pub(crate) fn cool(&mut self, pages: impl DoubleEndedIterator<Item = Page<T>>) {
         match self.cool_until {
             None => self.give_all(pages),
@@ -44,18 +44,18 @@ impl<T> Pool<T> {
         }
     }
 
-    /// Takes back pages that nobody writes to.
+    /// Takes back pages that no step writes to.
     pub(crate) fn give_all(&mut self, pages: impl DoubleEndedIterator<Item = Page<T>>) {
         self.free.extend(pages.rev());
         assert!(self.free.len() <= self.total, "more pages came back than were given out");
     }
 
-    /// What comes back from now on cools until then, which is never earlier than before.
+    /// Pages that are returned from now on cool until this step, which never decreases.
     pub(crate) fn cool_until(&mut self, until: Option<u64>) {
         self.cool_until = until;
     }
 
-    /// What was to cool until then is free.
+    /// Frees the pages that were to cool until this step.
     pub(crate) fn cooled(&mut self, until: u64) {
         while let Some((_, page)) = self.cooling.pop_front_if(|(last, _)| *last <= until) {
             self.free.push(page);
@@ -74,7 +74,7 @@ impl<T> Pool<T> {
         self.total
     }
 
-    /// All that nobody owns.
+    /// Pages without an owner.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Page<T>> {
         self.free.iter().chain(self.cooling.iter().map(|(_, page)| page))
     }
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_cool_until_nobody_writes_to_them() {
+    fn pages_cool_until_no_step_writes_to_them() {
         let mut pool = Pool::<Device>::new(3);
         let take = |pool: &mut Pool<Device>| {
             let mut page = Pages::none();

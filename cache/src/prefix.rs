@@ -6,9 +6,8 @@
 
 use std::fmt;
 
-use crate::key::PageKey;
+use crate::key::{PageKey, Token};
 use crate::run::PageRun;
-use crate::sequence::Token;
 
 /// 256 bits that no two prefixes have in common: the namespace, all tokens up to the end of a page, and the content of
 /// the passages on these pages.
@@ -112,7 +111,7 @@ mod tests {
     // of them makes every page in L3 that of another prefix.
 
     #[test]
-    fn digests_of_prefixes_are_what_they_always_were() {
+    fn digests_of_prefixes_match_the_known_answers() {
         let vectors = [
             (1, 0, "14b1933f702b8b5f5b9fceb4f12a87b21672a4fa354ed30c40bd90297f90bad4"),
             (1, 9, "4b288d019bcd421f94ff40f82698c2ede0757e684d838ee415c68ba6cca6b5d7"),
@@ -131,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn digests_of_pages_with_passages_are_what_they_always_were() {
+    fn digests_of_pages_with_passages_match_the_known_answers() {
         let passage = |start, end, content| Passage {
             start,
             end,

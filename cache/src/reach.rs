@@ -1,9 +1,9 @@
-//! How far down the tiers something goes.
+//! Depth of tiers that a request reads and writes.
 
 use serde::{Deserialize, Serialize};
 
-/// How far down the tiers a request may read, or what it computes may be written. Pages that several requests
-/// use go as far as the one that goes farthest.
+/// Deepest tier that a request may read, or that its pages may be written to. Pages that several requests use go as
+/// deep as the deepest of them.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -21,7 +21,7 @@ pub enum Reach {
 }
 
 impl Reach {
-    /// Whether it is all tiers.
+    /// Returns true for all tiers.
     #[must_use]
     pub fn is_all(&self) -> bool {
         *self == Self::L3

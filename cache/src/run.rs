@@ -3,9 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::key::PageKey;
+use crate::in_parts::{Keys, Tokens};
+use crate::key::{PageKey, Token};
 use crate::reach::Reach;
-use crate::sequence::{Keys, Token, Tokens};
 use crate::text::{Part, Text};
 
 /// Consecutive whole pages of a sequence: what an insertion into the tree is about.
@@ -14,7 +14,7 @@ pub struct PageRun<'a> {
     /// The first page's place in its sequence.
     pub start_page: u32,
     page_size: usize,
-    /// How far it may be written.
+    /// Deepest tier that it may be written to.
     pub(crate) reach: Reach,
     /// The prompt that `front` is part of, and the place of its first page there.
     prompt: Option<(&'a Arc<Text>, usize)>,
@@ -155,13 +155,13 @@ impl<'a> PageRun<'a> {
         }
     }
 
-    /// How many pages the run has.
+    /// Number of pages.
     #[must_use]
     pub fn len(&self) -> usize {
         self.keys().len()
     }
 
-    /// Whether the run has no page.
+    /// Returns true if the run has no page.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -1,103 +1,30 @@
 //! The tokens of one request with the keys of its whole pages, each hashed once.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use crate::chain::Words;
-use crate::key::PageKey;
+use crate::in_parts::{Keys, Tokens};
+use crate::key::{PageKey, Token};
 use crate::passage::{Marks, Passage, PassageError};
 use crate::run::PageRun;
 use crate::text::Text;
-
-/// A token of the model's vocabulary.
-pub type Token = u32;
 
 /// The tokens of a request so far, and the key of each whole page of them.
 #[derive(Clone, Debug)]
 pub struct Sequence {
     root: PageKey,
-    /// What the namespace hashes tokens by.
+    /// Words of the namespace.
     words: Words,
     /// Shared with the nodes that hold its pages.
     prompt: Arc<Text>,
     /// The end of the prompt's whole pages: asked for with every token.
     border: usize,
-    /// What follows the prompt's whole pages: the rest of the prompt, and what was appended.
+    /// Tokens behind the prompt's whole pages: the rest of the prompt, and appended ones.
     tail: Text,
-    /// What the first page of the tail follows.
+    /// Chain before the first page of the tail.
     before_tail: PageKey,
     /// Where its prompt says more than its tokens do.
     passages: Option<Box<[Passage]>>,
-}
-
-/// Something about a sequence, in two parts: that of the prompt, which is shared, and what follows.
-#[derive(Clone, Copy, Debug)]
-pub struct InParts<'a, E> {
-    /// What the sequence began with.
-    pub prompt: &'a [E],
-    /// What was appended.
-    pub appended: &'a [E],
-}
-
-/// Tokens of a sequence.
-pub type Tokens<'a> = InParts<'a, Token>;
-
-/// Keys of a sequence's whole pages.
-pub type Keys<'a> = InParts<'a, PageKey>;
-
-impl<'a, E: Copy> InParts<'a, E> {
-    /// What lies at some places: that from the prompt, then that which was appended.
-    ///
-    /// # Panics
-    /// When there is not so much.
-    #[must_use]
-    pub fn range(&self, places: Range<usize>) -> [&'a [E]; 2] {
-        let prompt = self.prompt.len();
-        let (start, end) = (places.start, places.end);
-        [
-            &self.prompt[start.min(prompt)..end.min(prompt)],
-            &self.appended[start.max(prompt) - prompt..end.max(prompt) - prompt],
-        ]
-    }
-
-    /// What lies at one place.
-    #[must_use]
-    #[inline]
-    pub fn get(&self, place: usize) -> Option<E> {
-        match place.checked_sub(self.prompt.len()) {
-            None => Some(self.prompt[place]),
-            Some(place) => self.appended.get(place).copied(),
-        }
-    }
-
-    /// How many there are.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.prompt.len() + self.appended.len()
-    }
-
-    /// Whether there are none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// One after the other.
-    pub fn iter(&self) -> impl Iterator<Item = E> + use<'a, E> {
-        self.prompt.iter().chain(self.appended).copied()
-    }
-
-    /// One after the other, in one part.
-    #[must_use]
-    pub fn to_vec(&self) -> Vec<E> {
-        [self.prompt, self.appended].concat()
-    }
-
-    /// Writes them to the end of `into`.
-    pub fn append_to(&self, into: &mut Vec<E>) {
-        into.extend_from_slice(self.prompt);
-        into.extend_from_slice(self.appended);
-    }
 }
 
 impl Sequence {
@@ -130,7 +57,7 @@ impl Sequence {
         Ok(Self::of(root, words, prompt, passages))
     }
 
-    /// The same for tokens that are somebody else's: they are copied.
+    /// Makes a sequence from borrowed tokens, which are copied.
     #[must_use]
     pub fn copied(root: PageKey, page_size: u32, tokens: &[Token]) -> Self {
         let words = Words::of(root);
@@ -218,7 +145,7 @@ impl Sequence {
         }
     }
 
-    /// How many tokens there are.
+    /// Number of tokens.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "nobody asks for an empty one")]
     pub fn len(&self) -> usize {
@@ -318,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_two_parts_reads_as_one() {
+    fn two_parts_read_as_one() {
         let mut sequence = Sequence::new(PageKey(7), 4, (0..10).collect());
         sequence.extend(&(10..21).collect::<Vec<_>>());
         assert_eq!(sequence.tokens().to_vec(), (0..21).collect::<Vec<_>>());

@@ -3,10 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::chain::Words;
-use crate::key::{PageKey, hash_each_page, hash_pages};
+use crate::chain::{Words, hash_each_page, hash_pages};
+use crate::key::{PageKey, Token};
 use crate::passage::Marks;
-use crate::sequence::Token;
 
 /// Tokens, and the key of each whole page of them.
 #[derive(Clone, Debug)]
@@ -14,7 +13,7 @@ pub(crate) struct Text {
     page_size: usize,
     tokens: Vec<Token>,
     keys: Vec<PageKey>,
-    /// What else stands on the pages of their sequence.
+    /// Content other than tokens on the pages of the sequence.
     marks: Option<Arc<Marks>>,
 }
 
@@ -23,7 +22,7 @@ pub(crate) struct Text {
 pub(crate) struct Part<'a> {
     pub(crate) keys: &'a [PageKey],
     pub(crate) tokens: &'a [Token],
-    /// What else stands on the pages of their sequence.
+    /// Content other than tokens on the pages of the sequence.
     pub(crate) marks: Option<&'a Arc<Marks>>,
 }
 
@@ -194,7 +193,7 @@ impl Text {
         hash_pages(words, before, &self.tokens[hashed..], self.page_size, &mut self.keys);
     }
 
-    /// What else stands on the pages of their sequence.
+    /// Content other than tokens on the pages of the sequence.
     pub(crate) fn marks(&self) -> Option<&Arc<Marks>> {
         self.marks.as_ref()
     }

@@ -52,7 +52,7 @@ pub(crate) mod sealed {
         fn of_mut(node: &mut Node) -> &mut Holding<Self>;
         fn state(tree: &Tree) -> &TierState;
         fn state_mut(tree: &mut Tree) -> &mut TierState;
-        /// Whether pins and the other tier allow the node's pages in this tier to go.
+        /// Returns true if pins and the other tier allow the eviction of the node's pages in this tier.
         fn may_go(node: &Node) -> bool;
     }
 
@@ -172,13 +172,13 @@ impl<T> Pages<T> {
         Self { pages: self.pages.split_off(at) }
     }
 
-    /// How many pages are owned.
+    /// Number of owned pages.
     #[must_use]
     pub fn len(&self) -> usize {
         self.pages.len()
     }
 
-    /// Whether nothing is owned.
+    /// Returns true if no page is owned.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.pages.is_empty()

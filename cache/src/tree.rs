@@ -1,6 +1,6 @@
 //! The radix tree: one node for each run of pages that no other sequence leaves halfway.
 //!
-//! What always holds (and [`crate::Cache::audit`] checks):
+//! Invariants, which [`crate::Cache::audit`] checks:
 //! - every node but a root has bytes in at least one tier;
 //! - a node on device has its parent on device, so what the device holds of any sequence is a
 //!   prefix;
@@ -48,7 +48,7 @@ pub struct NodeId {
 pub struct Cursor {
     /// It tells when the node is gone and its place was given to another.
     pub(crate) node: NodeId,
-    /// How many pages from the root.
+    /// Number of pages from the root.
     pub depth: u32,
 }
 
@@ -57,31 +57,30 @@ impl Cursor {
     pub const START: Cursor = Cursor { node: NodeId { index: NONE, generation: 0 }, depth: 0 };
 }
 
-/// How much of a sequence the cache holds.
+/// Match of a sequence with the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Match {
     /// The end of what the device holds.
     pub device: Cursor,
     /// The end of what device and host together hold: from `device` up to here pages are on host.
     pub host: Cursor,
-    /// Whether pages between `device` and `host` are being brought to the device already.
+    /// True while pages between `device` and `host` are loaded to the device.
     pub arriving: bool,
 }
 
-/// How far down a sequence the cache holds it: what a [`Match`] comes to when nothing is to be read. From keys
-/// alone it is known within a fraction of the time.
+/// Depths of a [`Match`], for decisions that read no page. From keys alone they are known in a fraction of the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Depths {
     /// Pages that the device holds.
     pub device: u32,
     /// Pages that device and host together hold.
     pub host: u32,
-    /// Whether pages between the two are being brought to the device already.
+    /// True while pages between the two are loaded to the device.
     pub arriving: bool,
 }
 
 impl Match {
-    /// How far down it goes.
+    /// Depths of the match.
     #[must_use]
     pub fn depths(&self) -> Depths {
         let Self { device, host, arriving } = *self;
@@ -89,7 +88,7 @@ impl Match {
     }
 }
 
-/// What the tree keeps about one tier.
+/// State of one tier in the tree.
 #[derive(Debug)]
 pub struct TierState {
     pub(crate) policy: Box<dyn EvictionPolicy>,
@@ -122,7 +121,7 @@ pub struct Tree {
     pub(crate) host: TierState,
     pub(crate) events: KvEventLog,
     pub(crate) page_size: usize,
-    /// Whether a node may give its last pages to a child that was used alike.
+    /// True if a node may give its last pages to a child that was used alike.
     borders_move: bool,
     spares: spares::Spares,
     pub(crate) digests: digests::Digests,
@@ -133,7 +132,7 @@ pub struct Tree {
     /// Nodes looked at by everything that changes the tree: its cost, counted.
     pub(crate) visits: u64,
     tick: u64,
-    /// Whether there ever was a node that may not be written everywhere.
+    /// True if there ever was a node that may not be written to all tiers.
     some_are_limited: bool,
     /// The round in which things are learnt about L3.
     pub(crate) l3_round: u32,
@@ -234,7 +233,7 @@ impl Tree {
         found
     }
 
-    /// How many pages of the run, from its first, tier `T` holds below the pinned path.
+    /// Number of pages of the run, from its first, that tier `T` holds below the pinned path.
     pub(crate) fn held_ahead<T: Tier>(&self, pin: &Pin<T>, run: PageRun<'_>) -> u32 {
         let (mut above, mut rest) = (pin.node.index, run);
         while !rest.is_empty() {

@@ -3,12 +3,11 @@
 use serde::Serialize;
 
 use crate::cache::Cache;
-use crate::key::PageKey;
+use crate::key::{PageKey, Token};
 use crate::node::NONE;
-use crate::sequence::Token;
 use crate::tier::{Device, Host};
 
-/// How many tokens of a node are shown.
+/// Maximum number of tokens of a node that are shown.
 const TOKENS_SHOWN: usize = 64;
 
 /// A node of the tree: a run of pages that sequences share.
@@ -20,21 +19,21 @@ pub struct NodeView {
     pub namespace: PageKey,
     /// The place of its first page in its sequences.
     pub start_page: u32,
-    /// How many pages it has.
+    /// Number of pages.
     pub pages: u32,
     /// Its first tokens.
     pub tokens: Vec<Token>,
-    /// Whether the device holds it.
+    /// True if the device holds it.
     pub on_device: bool,
-    /// Whether the host holds it.
+    /// True if the host holds it.
     pub on_host: bool,
-    /// Whether L3 is known to hold it.
+    /// True if L3 is known to hold it.
     pub in_l3: bool,
-    /// Whether pages of it are on their way: to device, to host, to L3.
+    /// True while pages of it are in flight to device, host or L3.
     pub moving: bool,
-    /// How many pins keep it on device, those on what lies below it included.
+    /// Number of pins that keep it on device, including those on nodes below it.
     pub device_pins: u32,
-    /// How many pins keep it on host.
+    /// Number of pins that keep it on host.
     pub host_pins: u32,
 }
 

@@ -28,7 +28,7 @@ pub enum WritePolicy {
     WriteThrough,
     /// When their request ends or is aborted, those that at least `hits` requests have found in the cache.
     SelectiveWriteThrough {
-        /// How many hits make a page worth a host copy.
+        /// Number of hits from which a page is copied to host.
         hits: u32,
     },
     /// When the device wants their room.
@@ -36,7 +36,7 @@ pub enum WritePolicy {
 }
 
 impl WritePolicy {
-    /// Whether pages with so many hits are copied when their request ends.
+    /// Returns true if pages with this number of hits are copied when their request ends.
     #[must_use]
     pub fn writes_at_end(self, hits: u32) -> bool {
         match self {
@@ -55,7 +55,7 @@ impl WritePolicy {
         }
     }
 
-    /// Whether pages without a host copy are copied before the device gives up their room.
+    /// Returns true if pages without a host copy are copied before their eviction from device.
     #[must_use]
     pub fn writes_at_eviction(self) -> bool {
         match self {
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_policy_is_read_as_it_is_written_and_as_it_was() {
+    fn every_policy_is_parsed_in_its_current_and_former_spelling() {
         let selective = WritePolicy::SelectiveWriteThrough { hits: 3 };
         let cases = [
             (WritePolicy::WriteThrough, ["write-through", "write_through"]),
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_policy_is_refused_with_those_that_are() {
+    fn an_unknown_policy_is_rejected_with_the_known_ones() {
         for wrong in ["write", "", "write-through:2", "selective-write-through", "3"] {
             assert!(wrong.parse::<WritePolicy>().unwrap_err().contains("write-back"), "{wrong}");
         }

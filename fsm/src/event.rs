@@ -1,7 +1,4 @@
-//! What can happen to a request, and the table of what it leads to.
-
-use std::cell::Cell;
-use std::fmt;
+//! Events of a request's lifecycle, and the transition table.
 
 use serde::{Deserialize, Serialize};
 use terrace_cache::{DevicePages, DevicePin, HostPin, PageRun, Published};
@@ -9,121 +6,131 @@ use terrace_cache::{DevicePages, DevicePin, HostPin, PageRun, Published};
 use crate::ids::OpId;
 use crate::state::{Computing, FailReason, StateName};
 
-/// Carries something owned into or out of a transition.
-pub struct Handover<T>(Cell<Option<T>>);
-
-impl<T> fmt::Debug for Handover<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Handover")
-    }
-}
-
-impl<T> Handover<T> {
-    /// Something to be taken by the transition.
-    pub fn of(value: T) -> Self {
-        Self(Cell::new(Some(value)))
-    }
-
-    /// Room for what the transition hands out.
-    #[must_use]
-    pub fn empty() -> Self {
-        Self(Cell::new(None))
-    }
-
-    /// Takes it.
-    ///
-    /// # Panics
-    /// If it was taken before, or never put in.
-    pub fn take(&self) -> T {
-        self.0.take().expect("handed over once")
-    }
-
-    pub(crate) fn put(&self, value: T) {
-        self.0.set(Some(value));
-    }
-}
-
-/// Something that happens to a request.
+/// An event, with the resources that it hands to the request.
 #[derive(Debug)]
 pub enum Event<'a> {
-    /// L3 is being asked.
+    /// A probe of L3 has started.
     ProbeStarted(OpId),
-    /// L3 has answered, or nobody waits for its answer any more.
+    /// The probe has ended, or the request no longer waits for it.
     ProbeEnded,
-    /// Pages are coming from L3.
+    /// A prefetch from L3 has started.
     PrefetchStarted {
-        /// The operation that brings them.
+        /// The prefetch.
         op: OpId,
-        /// The place of the first of them.
+        /// Index of its first page.
         start_page: u32,
-        /// Keeps the pages before it.
-        path: Handover<HostPin>,
+        /// Pin of the pages before it.
+        path: HostPin,
     },
-    /// The wait for them is over.
+    /// The wait for the prefetch is over.
     PrefetchEnded {
-        /// Keeps the path as far as it is there now; without it the former pin stays.
-        path: Option<Handover<HostPin>>,
+        /// Pin of the path as far as it is on host; with `None` the previous pin stays.
+        path: Option<HostPin>,
     },
-    /// The pins on host are not needed any more, or wanted elsewhere.
+    /// The host pins are released, because they are not needed or their pages are needed elsewhere.
     PinsYielded,
     /// The request has a slot and memory.
-    Admitted(Handover<Computing>),
-    /// It needs more device pages of its own, and takes them if so many are free.
+    Admitted(Computing),
+    /// The request takes more device pages of its own, if that many are free.
+    /// Returns [`Output::Grown`].
     Grow {
-        /// How many.
+        /// Number of pages.
         pages: usize,
-        /// Whether it got them.
-        grown: &'a Cell<bool>,
     },
-    /// Its first own pages are computed: they become visible to others.
+    /// The first pages of its own are computed and become visible to other requests.
+    /// Returns [`Output::Published`].
     Computed {
-        /// The pages' keys and tokens.
+        /// Keys and tokens of the pages.
         run: PageRun<'a>,
-        /// The priority of the request.
+        /// Priority of the request.
         priority: i32,
-        /// What became of them.
-        published: &'a Cell<Option<Published>>,
     },
-    /// More of its pages are coming from host.
+    /// A further load-back from host has started.
+    /// Returns its destination pages in [`Output::Pages`].
     LoadBackStarted {
-        /// The operation that brings them.
+        /// The load-back.
         op: OpId,
-        /// How many of its own pages they go to.
+        /// Number of the request's own pages that it writes to.
         pages: usize,
-        /// Those.
-        destination: &'a Handover<DevicePages>,
     },
-    /// The wait for its load-back is over.
+    /// The wait for the load-back is over.
     LoadBackEnded {
-        /// Keeps the path as far as the device holds it now; without it the former pin stays.
-        path: Option<Handover<DevicePin>>,
+        /// Pin of the path as far as it is on device; with `None` the previous pin stays.
+        path: Option<DevicePin>,
     },
-    /// The prompt is computed and the first token is there.
+    /// The prompt is computed and the first token is known.
     PrefillEnded,
-    /// Its device memory is needed for others.
+    /// The request gives up its device memory.
+    /// Returns the pin of its device pages in [`Output::Path`] if a write-back takes it over.
     Retracted {
-        /// Keeps what is on host.
-        kept: Handover<HostPin>,
-        /// A copy to host, and the pin that it takes over.
-        write_back: Option<(OpId, &'a Handover<DevicePin>)>,
+        /// Pin of the pages that are on host.
+        kept: HostPin,
+        /// Write-back of the other pages.
+        write_back: Option<OpId>,
     },
-    /// The copy to host has ended.
-    Kept(Handover<HostPin>),
-    /// All tokens are there.
+    /// The write-back of a retracted request has ended; the pin covers its pages on host.
+    Kept(HostPin),
+    /// The request has all its tokens.
     Completed,
-    /// The copy to host has begun, and takes over the pin.
-    WriteBackStarted(OpId, &'a Handover<DevicePin>),
-    /// Nothing remains to be copied.
+    /// The write-back of a completed request has started.
+    /// Returns the pin of its device pages in [`Output::Path`].
+    WriteBackStarted(OpId),
+    /// No page is left to copy.
     Drained,
-    /// The client called it off.
+    /// The client has aborted the request.
     Abort,
-    /// It cannot go on.
+    /// The request cannot continue.
     Fail(FailReason),
 }
 
-/// An event without what it carries.
+/// Result of an event: resources that the request hands out.
+#[derive(Debug)]
+pub enum Output {
+    /// The event has no result.
+    Nothing,
+    /// True if the request got the pages that it asked for.
+    Grown(bool),
+    /// Pages that were published.
+    Published(Published),
+    /// Device pages that the request no longer owns.
+    Pages(DevicePages),
+    /// Pin that the request no longer owns.
+    Path(DevicePin),
+}
+
+impl Output {
+    /// Returns true if the request got the pages that it asked for.
+    #[must_use]
+    pub fn grown(&self) -> bool {
+        matches!(self, Self::Grown(true))
+    }
+
+    /// Pages that were published.
+    #[must_use]
+    pub fn published(&self) -> Option<Published> {
+        if let Self::Published(published) = self { Some(*published) } else { None }
+    }
+
+    /// Device pages that the request hands out.
+    ///
+    /// # Panics
+    /// If the event hands out none.
+    pub fn into_pages(self) -> DevicePages {
+        if let Self::Pages(pages) = self { pages } else { panic!("no pages in {self:?}") }
+    }
+
+    /// Pin that the request hands out.
+    ///
+    /// # Panics
+    /// If the event hands out none.
+    pub fn into_path(self) -> DevicePin {
+        if let Self::Path(path) = self { path } else { panic!("no pin in {self:?}") }
+    }
+}
+
+/// Name of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "each is explained at the event of the same name")]
+#[expect(missing_docs, reason = "each is documented at the event of the same name")]
 pub enum EventName {
     ProbeStarted,
     ProbeEnded,
@@ -170,7 +177,7 @@ impl EventName {
 }
 
 impl Event<'_> {
-    /// The event without what it carries.
+    /// Name of the event.
     #[must_use]
     pub fn name(&self) -> EventName {
         match self {
@@ -188,7 +195,7 @@ impl Event<'_> {
             Self::Retracted { .. } => EventName::Retracted,
             Self::Kept(_) => EventName::Kept,
             Self::Completed => EventName::Completed,
-            Self::WriteBackStarted(..) => EventName::WriteBackStarted,
+            Self::WriteBackStarted(_) => EventName::WriteBackStarted,
             Self::Drained => EventName::Drained,
             Self::Abort => EventName::Abort,
             Self::Fail(_) => EventName::Fail,
@@ -197,35 +204,47 @@ impl Event<'_> {
 }
 
 impl StateName {
-    /// The state that an event leads to; nothing if the event is illegal here.
+    /// State after an event; `None` if the event is illegal in this state. This is the only transition table: the
+    /// state machine checks every event against it.
     #[must_use]
     pub fn after(self, event: EventName) -> Option<StateName> {
         use EventName as E;
-        match (self, event) {
-            (state, _) if state.is_end() => None,
-            (_, E::Abort) => Some(Self::Aborted),
-            (_, E::Fail) => Some(Self::Failed),
-            (Self::Submitted | Self::Retracted, E::ProbeStarted | E::ProbeEnded) => Some(self),
-            (Self::Submitted | Self::Retracted, E::PrefetchStarted) => Some(Self::Prefetching),
-            (Self::Prefetching, E::PrefetchEnded) => Some(Self::PrefetchDone),
-            (Self::PrefetchDone, E::PrefetchStarted) => Some(Self::Prefetching),
-            (
-                Self::Prefetching | Self::PrefetchDone | Self::Prefilling | Self::Retracted,
-                E::PinsYielded,
-            ) => Some(self),
-            (Self::Prefilling, E::PrefetchStarted | E::PrefetchEnded) => Some(self),
-            (Self::Submitted | Self::PrefetchDone | Self::Retracted, E::Admitted) => {
-                Some(Self::Prefilling)
+        use StateName as S;
+        let table: &[(StateName, StateName)] = match event {
+            E::ProbeStarted | E::ProbeEnded => {
+                &[(S::Submitted, S::Submitted), (S::Retracted, S::Retracted)]
             }
-            (Self::Prefilling | Self::Decoding, E::Grow | E::Computed) => Some(self),
-            (Self::Prefilling, E::LoadBackStarted | E::LoadBackEnded) => Some(Self::Prefilling),
-            (Self::Prefilling, E::PrefillEnded) => Some(Self::Decoding),
-            (Self::Prefilling | Self::Decoding, E::Retracted) => Some(Self::Retracted),
-            (Self::Retracted, E::Kept) => Some(Self::Retracted),
-            (Self::Prefilling | Self::Decoding, E::Completed) => Some(Self::Draining),
-            (Self::Draining, E::WriteBackStarted) => Some(Self::WritingBack),
-            (Self::Draining | Self::WritingBack, E::Drained) => Some(Self::Finished),
-            _ => None,
-        }
+            E::PrefetchStarted => &[
+                (S::Submitted, S::Prefetching),
+                (S::PrefetchDone, S::Prefetching),
+                (S::Retracted, S::Prefetching),
+                (S::Prefilling, S::Prefilling),
+            ],
+            E::PrefetchEnded => {
+                &[(S::Prefetching, S::PrefetchDone), (S::Prefilling, S::Prefilling)]
+            }
+            E::PinsYielded => &[
+                (S::Prefetching, S::Prefetching),
+                (S::PrefetchDone, S::PrefetchDone),
+                (S::Prefilling, S::Prefilling),
+                (S::Retracted, S::Retracted),
+            ],
+            E::Admitted => &[
+                (S::Submitted, S::Prefilling),
+                (S::PrefetchDone, S::Prefilling),
+                (S::Retracted, S::Prefilling),
+            ],
+            E::Grow | E::Computed => &[(S::Decoding, S::Decoding), (S::Prefilling, S::Prefilling)],
+            E::LoadBackStarted | E::LoadBackEnded => &[(S::Prefilling, S::Prefilling)],
+            E::PrefillEnded => &[(S::Prefilling, S::Decoding)],
+            E::Retracted => &[(S::Prefilling, S::Retracted), (S::Decoding, S::Retracted)],
+            E::Kept => &[(S::Retracted, S::Retracted)],
+            E::Completed => &[(S::Prefilling, S::Draining), (S::Decoding, S::Draining)],
+            E::WriteBackStarted => &[(S::Draining, S::WritingBack)],
+            E::Drained => &[(S::Draining, S::Finished), (S::WritingBack, S::Finished)],
+            E::Abort => return (!self.is_end()).then_some(S::Aborted),
+            E::Fail => return (!self.is_end()).then_some(S::Failed),
+        };
+        table.iter().find(|(from, _)| *from == self).map(|&(_, to)| to)
     }
 }

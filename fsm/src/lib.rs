@@ -1,8 +1,8 @@
-//! The lifecycle of one request, as a state machine.
+//! Lifecycle of one request, as a state machine.
 //!
-//! Each [`State`] owns what the request holds in the cache at that time. A transition passes these
-//! resources on to the next state. Whatever it does not pass on is released to the cache on the way
-//! out. So an abort is legal in every live state and cannot leak: it passes nothing on.
+//! Each [`State`] owns the resources that the request holds in the cache. A transition moves them to the next state,
+//! and returns to the cache what it does not move. So an abort is legal in every live state and cannot leak: it moves
+//! nothing.
 //!
 //! ```text
 //! Submitted ──► Prefetching ──► PrefetchDone ─┐
@@ -11,11 +11,11 @@
 //!                                  └──────────┘                                  └─► Finished ◄┘
 //! ```
 //!
-//! Every live state may also go to Aborted or Failed. [`Transition`]s can be recorded, serialized
-//! with serde, and checked again with [`replay`].
+//! Every live state also leads to Aborted and Failed. [`Transition`]s can be recorded, serialized with serde, and
+//! checked with [`replay`].
 //!
-//! This crate does no IO and reads no clock. It never decides when to change the state; it only
-//! ensures that a change is legal and loses nothing.
+//! This crate does no IO and reads no clock. It does not decide when the state changes. It ensures that every change
+//! is legal and loses no resource.
 
 #![forbid(unsafe_code)]
 
@@ -25,8 +25,8 @@ mod lifecycle;
 mod state;
 mod trace;
 
-pub use event::{Event, EventName, Handover};
+pub use event::{Event, EventName, Output};
 pub use ids::{OpId, RequestId, Slot, Time};
-pub use lifecycle::Lifecycle;
+pub use lifecycle::{Change, Lifecycle};
 pub use state::{Computing, FailReason, State, StateName};
 pub use trace::{IllegalTransition, Transition, replay};

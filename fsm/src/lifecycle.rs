@@ -1,41 +1,55 @@
-//! The machine: statig's, with our states, events and ways out.
+//! The state machine of a request, on statig.
+
+use std::fmt;
 
 use statig::Outcome;
 use statig::blocking::{self, IntoStateMachine, IntoStateMachineExt, StateMachine};
+use terrace_cache::Cache;
 use terrace_cache::planted::{Bug, planted};
-use terrace_cache::{Cache, HostPin};
 
-use crate::event::{Event, Handover};
+use crate::event::{Event, EventName, Output};
 use crate::ids::OpId;
 use crate::state::{Computing, State, StateName};
 
-/// The life of one request.
+/// Lifecycle of one request.
 pub struct Lifecycle {
     machine: StateMachine<Machine>,
 }
 
+/// Effect of an event.
+#[derive(Debug)]
+pub struct Change {
+    /// State before the event.
+    pub from: StateName,
+    /// State after the event.
+    pub to: StateName,
+    /// Resources that the request hands out.
+    pub output: Output,
+}
+
 impl Lifecycle {
-    /// A request that was just submitted.
+    /// Makes the lifecycle of a request that was just submitted.
     #[must_use]
     pub fn new() -> Self {
         Self { machine: Machine.state_machine() }
     }
 
-    /// Lets something happen; tells the states before and after.
+    /// Applies an event.
     ///
     /// # Panics
-    /// If the event is illegal in this state: the scheduler is broken.
-    pub fn handle(&mut self, event: &Event<'_>, cache: &mut Cache) -> (StateName, StateName) {
-        let from = self.state().name();
-        let expected = from.after(event.name());
-        assert!(expected.is_some(), "{:?} is illegal in {from:?}", event.name());
-        self.machine.handle_with_context(event, cache);
+    /// If the event is illegal in this state, which is an error in the scheduler.
+    pub fn handle(&mut self, event: Event<'_>, cache: &mut Cache) -> Change {
+        let (from, name) = (self.state().name(), event.name());
+        let expected = from.after(name);
+        assert!(expected.is_some(), "{name:?} is illegal in {from:?}");
+        let mut context = Context { cache, event: Some(event), output: Output::Nothing };
+        self.machine.handle_with_context(&name, &mut context);
         let to = self.state().name();
-        debug_assert_eq!(Some(to), expected, "{:?} in {from:?}", event.name());
-        (from, to)
+        debug_assert_eq!(Some(to), expected, "{name:?} in {from:?}");
+        Change { from, to, output: context.output }
     }
 
-    /// The state, with what it owns.
+    /// Current state with the resources that it owns.
     #[must_use]
     pub fn state(&self) -> &State {
         self.machine.state()
@@ -48,58 +62,30 @@ impl Default for Lifecycle {
     }
 }
 
-impl std::fmt::Debug for Lifecycle {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Lifecycle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.state().fmt(f)
     }
 }
 
-/// All that there is belongs to the states; the machine itself has nothing.
+/// The machine itself has no data: the states own everything.
 struct Machine;
 
+/// Context of one transition: the cache, the event with its resources, and the result.
+struct Context<'a> {
+    cache: &'a mut Cache,
+    event: Option<Event<'a>>,
+    output: Output,
+}
+
 impl IntoStateMachine for Machine {
-    type Event<'event> = Event<'event>;
-    type Context<'context> = Cache;
+    type Event<'event> = EventName;
+    type Context<'context> = Context<'context>;
     type State = State;
-    type Superstate<'state> = Superstate;
+    type Superstate<'state> = ();
 
     fn initial() -> State {
         State::Submitted { probe: None }
-    }
-}
-
-/// What all live states have in common.
-enum Superstate {
-    Live,
-}
-
-impl blocking::Superstate<Machine> for Superstate {
-    fn call_handler(
-        &mut self,
-        _: &mut Machine,
-        event: &Event<'_>,
-        _: &mut Cache,
-    ) -> Outcome<State> {
-        match event {
-            Event::Abort => Outcome::Transition(State::Aborted),
-            Event::Fail(reason) => Outcome::Transition(State::Failed(*reason)),
-            Event::ProbeStarted(_)
-            | Event::ProbeEnded
-            | Event::PrefetchStarted { .. }
-            | Event::PrefetchEnded { .. }
-            | Event::PinsYielded
-            | Event::Admitted(_)
-            | Event::Grow { .. }
-            | Event::Computed { .. }
-            | Event::LoadBackStarted { .. }
-            | Event::LoadBackEnded { .. }
-            | Event::PrefillEnded
-            | Event::Retracted { .. }
-            | Event::Kept(_)
-            | Event::Completed
-            | Event::WriteBackStarted(..)
-            | Event::Drained => Outcome::Super,
-        }
     }
 }
 
@@ -107,24 +93,17 @@ impl blocking::State<Machine> for State {
     fn call_handler(
         &mut self,
         _: &mut Machine,
-        event: &Event<'_>,
-        cache: &mut Cache,
+        _: &EventName,
+        context: &mut Context<'_>,
     ) -> Outcome<State> {
-        match self {
-            State::Submitted { probe } => in_queue(probe, event),
-            State::Prefetching { path, .. } => in_prefetching(path, event, cache),
-            State::PrefetchDone { path } => in_prefetch_done(path, event, cache),
-            State::Prefilling(_) | State::Decoding(_) => self.while_computing(event, cache),
-            State::Retracted { .. } => self.while_retracted(event, cache),
-            State::Draining { .. } => self.while_draining(event),
-            State::WritingBack { .. } => in_writing_back(event),
-            State::Finished | State::Aborted | State::Failed(_) | State::Left => Outcome::Super,
-        }
+        let event = context.event.take().expect("a state handles an event once");
+        self.apply(event, context)
     }
 
-    /// Gives back whatever the transition did not hand on.
-    fn call_exit_action(&mut self, _: &mut Machine, cache: &mut Cache) {
-        match std::mem::replace(self, State::Left) {
+    /// Releases the resources that the transition has not moved on.
+    fn call_exit_action(&mut self, _: &mut Machine, context: &mut Context<'_>) {
+        let cache = &mut *context.cache;
+        match self.take() {
             State::Prefetching { path: pin, .. }
             | State::PrefetchDone { path: pin }
             | State::Retracted { kept: pin, .. } => {
@@ -140,205 +119,158 @@ impl blocking::State<Machine> for State {
             | State::WritingBack { .. }
             | State::Finished
             | State::Aborted
-            | State::Failed(_)
-            | State::Left => {}
+            | State::Failed(_) => {}
         }
     }
-
-    fn superstate(&mut self) -> Option<Superstate> {
-        match self {
-            State::Submitted { .. }
-            | State::Prefetching { .. }
-            | State::PrefetchDone { .. }
-            | State::Prefilling(_)
-            | State::Decoding(_)
-            | State::Retracted { .. }
-            | State::Draining { .. }
-            | State::WritingBack { .. } => Some(Superstate::Live),
-            State::Finished | State::Aborted | State::Failed(_) | State::Left => None,
-        }
-    }
-}
-
-/// What one who waits for its turn has in common with others who do: L3 is asked, and it is admitted.
-fn in_queue(probe: &mut Option<OpId>, event: &Event<'_>) -> Outcome<State> {
-    match event {
-        Event::ProbeStarted(op) => {
-            *probe = Some(*op);
-            Outcome::Handled
-        }
-        Event::ProbeEnded => {
-            *probe = None;
-            Outcome::Handled
-        }
-        Event::PrefetchStarted { op, start_page, path } => {
-            Outcome::Transition(State::Prefetching {
-                op: *op,
-                start_page: *start_page,
-                path: Some(path.take()),
-            })
-        }
-        Event::Admitted(computing) => Outcome::Transition(State::Prefilling(computing.take())),
-        _ => Outcome::Super,
-    }
-}
-
-fn in_prefetching(
-    path: &mut Option<HostPin>,
-    event: &Event<'_>,
-    cache: &mut Cache,
-) -> Outcome<State> {
-    match event {
-        Event::PrefetchEnded { path: longer } => {
-            let path = match longer {
-                Some(longer) => Some(longer.take()),
-                None => path.take(),
-            };
-            Outcome::Transition(State::PrefetchDone { path })
-        }
-        Event::PinsYielded => yield_pin(path, cache),
-        _ => Outcome::Super,
-    }
-}
-
-fn in_prefetch_done(
-    path: &mut Option<HostPin>,
-    event: &Event<'_>,
-    cache: &mut Cache,
-) -> Outcome<State> {
-    match event {
-        // The next piece of what L3 has: its own pin covers what the first one brought.
-        Event::PrefetchStarted { op, start_page, path } => {
-            Outcome::Transition(State::Prefetching {
-                op: *op,
-                start_page: *start_page,
-                path: Some(path.take()),
-            })
-        }
-        Event::Admitted(computing) => Outcome::Transition(State::Prefilling(computing.take())),
-        Event::PinsYielded => yield_pin(path, cache),
-        _ => Outcome::Super,
-    }
-}
-
-fn in_writing_back(event: &Event<'_>) -> Outcome<State> {
-    match event {
-        Event::Drained => Outcome::Transition(State::Finished),
-        _ => Outcome::Super,
-    }
-}
-
-fn yield_pin(pin: &mut Option<HostPin>, cache: &mut Cache) -> Outcome<State> {
-    if let Some(pin) = pin.take() {
-        cache.unpin_host(pin);
-    }
-    Outcome::Handled
 }
 
 impl State {
-    fn while_computing(&mut self, event: &Event<'_>, cache: &mut Cache) -> Outcome<State> {
-        let (State::Prefilling(computing) | State::Decoding(computing)) = self else {
-            return Outcome::Super;
-        };
+    /// Moves the resources of a legal event.
+    fn apply(&mut self, event: Event<'_>, context: &mut Context<'_>) -> Outcome<State> {
+        let Context { cache, output, .. } = context;
         match event {
-            Event::Grow { pages, grown } => {
-                grown.set(cache.grow_device_pages(&mut computing.tail, *pages));
-                Outcome::Handled
-            }
-            Event::Computed { run, priority, published } => {
-                let Computing { path, tail, .. } = computing;
-                published.set(Some(cache.publish_device(path, *run, tail, *priority)));
-                Outcome::Handled
-            }
-            Event::PrefetchStarted { op, start_page: _, path } => {
-                computing.transfer = Some(*op);
-                computing.keep_unloaded(Some(path.take()), cache);
-                Outcome::Handled
+            Event::ProbeStarted(op) => *self.probe_mut() = Some(op),
+            Event::ProbeEnded => *self.probe_mut() = None,
+            Event::PrefetchStarted { op, start_page, path } => {
+                let State::Prefilling(computing) = self else {
+                    return Outcome::Transition(State::Prefetching {
+                        op,
+                        start_page,
+                        path: Some(path),
+                    });
+                };
+                computing.transfer = Some(op);
+                computing.keep_unloaded(Some(path), cache);
             }
             Event::PrefetchEnded { path } => {
+                if let State::Prefetching { path: previous, .. } = self {
+                    let path = path.or_else(|| previous.take());
+                    return Outcome::Transition(State::PrefetchDone { path });
+                }
+                let computing = self.computing_mut();
                 computing.transfer = None;
-                computing.keep_unloaded(path.as_ref().map(Handover::take), cache);
-                Outcome::Handled
+                computing.keep_unloaded(path, cache);
             }
-            Event::PinsYielded => {
-                computing.keep_unloaded(None, cache);
-                Outcome::Handled
+            Event::PinsYielded => match self {
+                State::Prefetching { path: pin, .. }
+                | State::PrefetchDone { path: pin }
+                | State::Retracted { kept: pin, .. } => {
+                    if let Some(pin) = pin.take() {
+                        cache.unpin_host(pin);
+                    }
+                }
+                State::Prefilling(computing) | State::Decoding(computing) => {
+                    computing.keep_unloaded(None, cache);
+                }
+                State::Submitted { .. }
+                | State::Draining { .. }
+                | State::WritingBack { .. }
+                | State::Finished
+                | State::Aborted
+                | State::Failed(_) => unreachable!("{self:?} has no host pin"),
+            },
+            Event::Admitted(computing) => {
+                return Outcome::Transition(State::Prefilling(computing));
             }
-            Event::LoadBackStarted { op, pages, destination } => {
-                computing.transfer = Some(*op);
+            Event::Grow { pages } => {
+                let tail = &mut self.computing_mut().tail;
+                *output = Output::Grown(cache.grow_device_pages(tail, pages));
+            }
+            Event::Computed { run, priority } => {
+                let Computing { path, tail, .. } = self.computing_mut();
+                *output = Output::Published(cache.publish_device(path, run, tail, priority));
+            }
+            Event::LoadBackStarted { op, pages } => {
+                let computing = self.computing_mut();
+                computing.transfer = Some(op);
                 let kept = computing.tail.len() - pages;
-                destination.put(computing.tail.split_off(kept));
-                Outcome::Handled
+                *output = Output::Pages(computing.tail.split_off(kept));
             }
             Event::LoadBackEnded { path } => {
+                let computing = self.computing_mut();
                 computing.transfer = None;
                 if let Some(path) = path {
-                    let shorter = std::mem::replace(&mut computing.path, path.take());
+                    let shorter = std::mem::replace(&mut computing.path, path);
                     cache.unpin_device(shorter);
                 }
-                Outcome::Handled
             }
             Event::PrefillEnded => {
-                Outcome::Transition(State::Decoding(self.leave_computing(cache)))
+                let computing = self.take_computing(cache);
+                return Outcome::Transition(State::Decoding(computing));
+            }
+            Event::Retracted { kept, write_back } => {
+                let Computing { path, tail, .. } = self.take_computing(cache);
+                cache.give_device_pages(tail);
+                match write_back {
+                    Some(_) => *output = Output::Path(path),
+                    None => cache.unpin_device(path),
+                }
+                let kept = Some(kept);
+                return Outcome::Transition(State::Retracted { kept, write_back, probe: None });
+            }
+            Event::Kept(pin) => {
+                let State::Retracted { kept, write_back, .. } = self else {
+                    unreachable!("{self:?} keeps nothing on host")
+                };
+                *write_back = None;
+                if let Some(shorter) = kept.replace(pin) {
+                    cache.unpin_host(shorter);
+                }
             }
             Event::Completed => {
-                let Computing { path, tail, .. } = self.leave_computing(cache);
+                let Computing { path, tail, .. } = self.take_computing(cache);
                 if !planted(Bug::LosePagesOnCompletion) {
                     cache.give_device_pages(tail);
                 }
-                Outcome::Transition(State::Draining { path })
+                return Outcome::Transition(State::Draining { path });
             }
-            Event::Retracted { kept, write_back } => {
-                let Computing { path, tail, .. } = self.leave_computing(cache);
-                cache.give_device_pages(tail);
-                match write_back {
-                    Some((_, pin)) => pin.put(path),
-                    None => cache.unpin_device(path),
+            Event::WriteBackStarted(op) => {
+                if let State::Draining { path } = self.take() {
+                    *output = Output::Path(path);
                 }
-                let write_back = write_back.map(|(op, _)| op);
-                let kept = Some(kept.take());
-                Outcome::Transition(State::Retracted { kept, write_back, probe: None })
+                return Outcome::Transition(State::WritingBack { op });
             }
-            _ => Outcome::Super,
+            Event::Drained => return Outcome::Transition(State::Finished),
+            Event::Abort => return Outcome::Transition(State::Aborted),
+            Event::Fail(reason) => return Outcome::Transition(State::Failed(reason)),
+        }
+        Outcome::Handled
+    }
+
+    /// Takes the state with its resources. [`State::Finished`], which owns nothing, stands in for it until the
+    /// transition is complete.
+    fn take(&mut self) -> State {
+        std::mem::replace(self, State::Finished)
+    }
+
+    /// Takes the resources of a computing request without its host pin.
+    fn take_computing(&mut self, cache: &mut Cache) -> Computing {
+        self.computing_mut().keep_unloaded(None, cache);
+        match self.take() {
+            State::Prefilling(computing) | State::Decoding(computing) => computing,
+            State::Submitted { .. }
+            | State::Prefetching { .. }
+            | State::PrefetchDone { .. }
+            | State::Retracted { .. }
+            | State::Draining { .. }
+            | State::WritingBack { .. }
+            | State::Finished
+            | State::Aborted
+            | State::Failed(_) => unreachable!("the state was checked"),
         }
     }
 
-    fn while_retracted(&mut self, event: &Event<'_>, cache: &mut Cache) -> Outcome<State> {
-        let State::Retracted { kept, write_back, probe } = self else { return Outcome::Super };
-        match event {
-            Event::Kept(pin) => {
-                *write_back = None;
-                if let Some(shorter) = kept.replace(pin.take()) {
-                    cache.unpin_host(shorter);
-                }
-                Outcome::Handled
-            }
-            Event::PinsYielded => yield_pin(kept, cache),
-            _ => in_queue(probe, event),
+    fn computing_mut(&mut self) -> &mut Computing {
+        if let State::Prefilling(computing) | State::Decoding(computing) = self {
+            return computing;
         }
+        unreachable!("{self:?} does not compute")
     }
 
-    fn while_draining(&mut self, event: &Event<'_>) -> Outcome<State> {
-        match event {
-            Event::WriteBackStarted(op, pin) => {
-                if let State::Draining { path } = std::mem::replace(self, State::Left) {
-                    pin.put(path);
-                }
-                Outcome::Transition(State::WritingBack { op: *op })
-            }
-            Event::Drained => Outcome::Transition(State::Finished),
-            _ => Outcome::Super,
+    fn probe_mut(&mut self) -> &mut Option<OpId> {
+        if let State::Submitted { probe } | State::Retracted { probe, .. } = self {
+            return probe;
         }
-    }
-
-    /// Hands on what the request owns while it computes. Nothing more is loaded for it.
-    fn leave_computing(&mut self, cache: &mut Cache) -> Computing {
-        match std::mem::replace(self, State::Left) {
-            State::Prefilling(mut computing) | State::Decoding(mut computing) => {
-                computing.keep_unloaded(None, cache);
-                computing
-            }
-            other => unreachable!("{other:?} does not compute"),
-        }
+        unreachable!("{self:?} has no probe")
     }
 }

@@ -1,11 +1,11 @@
-//! The states and what each of them owns.
+//! States of a request and the resources that each of them owns.
 
 use serde::{Deserialize, Serialize};
 use terrace_cache::{Cache, Claims, DevicePages, DevicePin, HostPin};
 
 use crate::ids::{OpId, Slot};
 
-/// Where a request is in its life, and what it owns there.
+/// Lifecycle state of a request, with the resources that it owns.
 #[derive(Debug)]
 pub enum State {
     /// In the queue; a probe of L3 may be in flight.
@@ -13,88 +13,85 @@ pub enum State {
         /// The probe in flight.
         probe: Option<OpId>,
     },
-    /// Waits for pages from L3. The operation owns its destination pages; the request keeps the
-    /// path that they will continue.
+    /// Waits for pages from L3. The prefetch owns its destination pages; the request pins the path before them.
     Prefetching {
         /// The prefetch in flight.
         op: OpId,
-        /// The place of its first page.
+        /// Index of its first page.
         start_page: u32,
-        /// Keeps the pages before it.
+        /// Pin of the pages before it.
         path: Option<HostPin>,
     },
     /// In the queue again, with the prefetched pages on host.
     PrefetchDone {
-        /// Keeps the path as far as it is on host.
+        /// Pin of the path as far as it is on host.
         path: Option<HostPin>,
     },
     /// Computes its prompt, chunk by chunk.
     Prefilling(Computing),
     /// Produces tokens.
     Decoding(Computing),
-    /// Gave up its device memory; in the queue again. L3 may be asked for what it has lost.
+    /// Gave up its device memory; in the queue again. A probe of L3 for the lost pages may be in flight.
     Retracted {
-        /// Keeps what is on host.
+        /// Pin of the pages that are on host.
         kept: Option<HostPin>,
-        /// The copy to host that is still in flight.
+        /// The write-back in flight.
         write_back: Option<OpId>,
-        /// The probe in flight, once no copy is.
+        /// The probe in flight; only without a write-back.
         probe: Option<OpId>,
     },
-    /// Has all its tokens; its pages may yet be copied to host.
+    /// Has all its tokens; its pages may still be copied to host.
     Draining {
-        /// Keeps its pages on device.
+        /// Pin of its device pages.
         path: DevicePin,
     },
-    /// Waits for its write-back, which owns the pins and pages.
+    /// Waits for its write-back, which owns its pins and pages.
     WritingBack {
         /// The write-back in flight.
         op: OpId,
     },
-    /// Came to its end.
+    /// Ended with all its tokens.
     Finished,
-    /// Was called off.
+    /// Ended by the client.
     Aborted,
-    /// Could not go on.
+    /// Ended by a failure.
     Failed(FailReason),
-    /// What a state is for the moment between handing its things on and being replaced.
-    Left,
 }
 
-/// What a request owns while the engine works on it.
+/// Resources of a request while the engine computes it.
 #[derive(Debug)]
 pub struct Computing {
-    /// Its row in the engine's page table.
+    /// Row in the engine's page table.
     pub slot: Slot,
-    /// Keeps the pages that are published in the tree.
+    /// Pin of the pages that are published in the tree.
     pub path: DevicePin,
-    /// The pages behind those, its own alone.
+    /// Pages behind those, which no other request sees.
     pub tail: DevicePages,
-    /// The load-back or the prefetch that it waits for.
+    /// Load-back or prefetch that the request waits for.
     pub transfer: Option<OpId>,
-    /// Keeps the pages on host that it has still to load.
+    /// Pin of the host pages that are still to be loaded.
     pub unloaded: Option<HostPin>,
 }
 
 impl Computing {
-    /// How many pages it has on device: published ones and its own.
+    /// Number of device pages: published ones and its own.
     #[must_use]
     pub fn device_pages(&self) -> u32 {
         self.path.depth() + self.tail.len() as u32
     }
 }
 
-/// Why a request could not go on.
+/// Reason of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailReason {
-    /// It took longer than the configured limit.
+    /// The request took longer than the configured limit.
     TimedOut,
-    /// The engine failed to compute it too often.
+    /// The engine failed to compute the request too often.
     StepFailed,
 }
 
-/// A state without what it owns.
+/// Name of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum StateName {
     /// See [`State::Submitted`].
@@ -122,7 +119,7 @@ pub enum StateName {
 }
 
 impl StateName {
-    /// Every state, in the order of a life without trouble.
+    /// Every state, in the order of a lifecycle without failures.
     pub const ALL: [StateName; 11] = [
         Self::Submitted,
         Self::Prefetching,
@@ -137,7 +134,7 @@ impl StateName {
         Self::Failed,
     ];
 
-    /// Whether the request's life is over.
+    /// Returns true for the states in which a request has ended.
     #[must_use]
     pub fn is_end(self) -> bool {
         match self {
@@ -155,10 +152,7 @@ impl StateName {
 }
 
 impl State {
-    /// The state without what it owns.
-    ///
-    /// # Panics
-    /// In the middle of a transition, where nobody can look.
+    /// Name of the state.
     #[must_use]
     pub fn name(&self) -> StateName {
         match self {
@@ -173,11 +167,10 @@ impl State {
             Self::Finished => StateName::Finished,
             Self::Aborted => StateName::Aborted,
             Self::Failed(_) => StateName::Failed,
-            Self::Left => panic!("a state was looked at in the middle of its transition"),
         }
     }
 
-    /// What the request owns while the engine works on it.
+    /// Resources of a computing request.
     #[must_use]
     pub fn computing(&self) -> Option<&Computing> {
         match self {
@@ -190,12 +183,11 @@ impl State {
             | Self::WritingBack { .. }
             | Self::Finished
             | Self::Aborted
-            | Self::Failed(_)
-            | Self::Left => None,
+            | Self::Failed(_) => None,
         }
     }
 
-    /// The pages of a request that has all its tokens and whose copy to host has not begun.
+    /// Pin of a draining request.
     #[must_use]
     pub fn draining(&self) -> Option<&DevicePin> {
         match self {
@@ -209,12 +201,11 @@ impl State {
             | Self::WritingBack { .. }
             | Self::Finished
             | Self::Aborted
-            | Self::Failed(_)
-            | Self::Left => None,
+            | Self::Failed(_) => None,
         }
     }
 
-    /// The operation that the request waits for.
+    /// Operation that the request waits for.
     #[must_use]
     pub fn operation(&self) -> Option<OpId> {
         match self {
@@ -227,12 +218,11 @@ impl State {
             | Self::Draining { .. }
             | Self::Finished
             | Self::Aborted
-            | Self::Failed(_)
-            | Self::Left => None,
+            | Self::Failed(_) => None,
         }
     }
 
-    /// Adds what the state owns to the claims of an audit.
+    /// Adds the resources of the state to the claims of an audit.
     pub fn claim(&self, claims: &mut Claims) {
         match self {
             Self::Prefetching { path: pin, .. }
@@ -248,28 +238,27 @@ impl State {
             | Self::WritingBack { .. }
             | Self::Finished
             | Self::Aborted
-            | Self::Failed(_)
-            | Self::Left => {}
+            | Self::Failed(_) => {}
         }
     }
 }
 
 impl Computing {
-    /// Gives everything back.
+    /// Returns all resources to the cache.
     pub fn release(mut self, cache: &mut Cache) {
         self.keep_unloaded(None, cache);
         cache.unpin_device(self.path);
         cache.give_device_pages(self.tail);
     }
 
-    /// Keeps other pages on host from here on, or none.
+    /// Replaces the pin of the host pages that are still to be loaded.
     pub(crate) fn keep_unloaded(&mut self, unloaded: Option<HostPin>, cache: &mut Cache) {
         if let Some(before) = std::mem::replace(&mut self.unloaded, unloaded) {
             cache.unpin_host(before);
         }
     }
 
-    /// Adds what is owned to the claims of an audit.
+    /// Adds the resources to the claims of an audit.
     pub fn claim(&self, claims: &mut Claims) {
         claims.device_pin(&self.path);
         claims.device_pages(&self.tail);

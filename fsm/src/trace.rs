@@ -1,4 +1,4 @@
-//! Transitions, written down and checked again.
+//! Recorded transitions and their check.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,19 +9,19 @@ use crate::event::EventName;
 use crate::ids::{RequestId, Time};
 use crate::state::StateName;
 
-/// One change of one request's state.
+/// Change of a request's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Transition {
-    /// When.
+    /// Time of the change.
     pub at: Time,
-    /// Whose.
+    /// The request.
     pub request: RequestId,
-    /// The state before.
+    /// State before the event.
     pub from: StateName,
-    /// What happened.
+    /// The event.
     pub event: EventName,
-    /// The state after.
+    /// State after the event.
     pub to: StateName,
 }
 
@@ -34,7 +34,7 @@ impl fmt::Display for Transition {
 /// A recorded transition that the lifecycle does not allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IllegalTransition {
-    /// Its place in the trace.
+    /// Index of the transition in the trace.
     pub index: usize,
     /// The transition.
     pub transition: Transition,
@@ -48,13 +48,13 @@ impl fmt::Display for IllegalTransition {
 
 impl std::error::Error for IllegalTransition {}
 
-/// Lives the recorded lives again and tells the state that each request ended up in.
+/// Checks a trace against the lifecycle and returns the last state of each request.
 ///
-/// A trace may begin with requests in any state, as after a restart of the recording; from then on
-/// each transition must start where the request's last one ended and lead where the lifecycle says.
+/// A trace may begin with requests in any state, as after a restart of the recording. Each further transition of a
+/// request must start in the state where its last one ended, and lead to the state that the lifecycle defines.
 ///
 /// # Errors
-/// The first transition that could not have happened.
+/// The first illegal transition.
 pub fn replay(
     trace: impl IntoIterator<Item = Transition>,
 ) -> Result<BTreeMap<RequestId, StateName>, IllegalTransition> {

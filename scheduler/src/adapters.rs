@@ -1,38 +1,13 @@
-//! Adapters: which there are, and how many of them run at once.
+//! Adapters of the live requests, and the number of them that run at once.
 
-use serde::{Deserialize, Serialize};
-use terrace_cache::planted::{Bug, planted};
-
-use crate::config::ms;
-use crate::parked::Wake;
-use crate::requests::Handle;
-use crate::scheduler::Scheduler;
-
-/// An adapter (LoRA) by its number. It means the same as long as a request that uses it is alive;
-/// [`Scheduler::adapter`] says its name.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
-#[serde(transparent)]
-pub struct AdapterId(pub u32);
-
-impl AdapterId {
-    /// No adapter: the plain model.
-    pub const NONE: Self = Self(0);
-
-    /// Whether there is none.
-    #[must_use]
-    pub fn is_none(&self) -> bool {
-        *self == Self::NONE
-    }
-}
+use crate::ids::AdapterId;
 
 /// The adapters of live requests.
 #[derive(Debug, Default)]
 pub(crate) struct Adapters {
-    /// By number, from 1 on; places without a live request are used again.
+    /// Adapters by number, from 1 on. Places without a live request are reused.
     known: Vec<Known>,
-    /// How many of them run.
+    /// Number of adapters that run.
     running: u32,
 }
 
@@ -44,8 +19,8 @@ struct Known {
 }
 
 impl Adapters {
-    /// A request with this adapter has come.
-    pub(crate) fn came(&mut self, name: String) -> AdapterId {
+    /// Counts a new request and returns the number of its adapter.
+    pub(crate) fn acquire(&mut self, name: String) -> AdapterId {
         if name.is_empty() {
             return AdapterId::NONE;
         }
@@ -62,21 +37,21 @@ impl Adapters {
         AdapterId(place as u32 + 1)
     }
 
-    /// Another request with an adapter of a live one has come.
-    pub(crate) fn came_again(&mut self, adapter: AdapterId) {
+    /// Counts another request with the adapter of a live one.
+    pub(crate) fn add_request(&mut self, adapter: AdapterId) {
         if let Some(known) = self.known_mut(adapter) {
             known.live += 1;
         }
     }
 
-    /// A request with this adapter has gone.
-    pub(crate) fn went(&mut self, adapter: AdapterId) {
+    /// Counts the end of a request.
+    pub(crate) fn release(&mut self, adapter: AdapterId) {
         if let Some(known) = self.known_mut(adapter) {
             known.live -= 1;
         }
     }
 
-    /// A request with this adapter runs from now on. Tells whether it is the first.
+    /// Counts a request that starts to run. Returns true if it is the first with this adapter.
     pub(crate) fn starts(&mut self, adapter: AdapterId) -> bool {
         let Some(known) = self.known_mut(adapter) else { return false };
         known.running += 1;
@@ -85,7 +60,7 @@ impl Adapters {
         is_first
     }
 
-    /// It does not run any more.
+    /// Counts a request that stops running.
     pub(crate) fn stops(&mut self, adapter: AdapterId) {
         if let Some(known) = self.known_mut(adapter) {
             known.running -= 1;
@@ -97,58 +72,28 @@ impl Adapters {
         self.known.get_mut((adapter.0 as usize).checked_sub(1)?)
     }
 
+    /// Name of an adapter that a live request uses.
+    pub(crate) fn name(&self, adapter: AdapterId) -> Option<&str> {
+        self.known(adapter).filter(|known| known.live > 0).map(|known| &*known.name)
+    }
+
     fn known(&self, adapter: AdapterId) -> Option<&Known> {
         self.known.get((adapter.0 as usize).checked_sub(1)?)
     }
 
-    fn runs(&self, adapter: AdapterId) -> bool {
+    /// Returns true if a running request uses the adapter.
+    pub(crate) fn runs(&self, adapter: AdapterId) -> bool {
         self.known(adapter).is_some_and(|known| known.running > 0)
     }
 
-    /// How many live requests, and how many running ones, use each, for the audit.
+    /// Numbers of live and of running requests of each adapter.
     pub(crate) fn counts(&self) -> impl Iterator<Item = (AdapterId, u32, u32)> {
         let numbered = (1..).map(AdapterId).zip(&self.known);
         numbered.map(|(adapter, known)| (adapter, known.live, known.running))
     }
 
-    /// How many different ones run.
+    /// Number of different adapters that run.
     pub(crate) fn running(&self) -> u32 {
         self.running
-    }
-}
-
-impl Scheduler {
-    /// The name of an adapter that a plan names; nothing for none, and for one that no live request uses.
-    #[must_use]
-    pub fn adapter(&self, adapter: AdapterId) -> Option<&str> {
-        self.adapters.known(adapter).filter(|known| known.live > 0).map(|known| &*known.name)
-    }
-
-    /// The event that a request has to wait for because as many adapters run as may. If another has waited for a place
-    /// for its adapter for too long, no other with an adapter begins before it: those that run come to their end.
-    pub(crate) fn waits_for_adapter(&self, handle: Handle) -> Option<Wake> {
-        let adapters_max = self.config.batch.adapters_max;
-        let adapter = self.requests[handle].adapter;
-        if adapters_max == 0 || adapter.is_none() || planted(Bug::TooManyAdapters) {
-            return None;
-        }
-        let lacks_place =
-            |adapter| !self.adapters.runs(adapter) && self.adapters.running >= adapters_max;
-        if lacks_place(adapter) {
-            return Some(Wake::Adapter(adapter));
-        }
-        let overdue = self.now.before(ms(self.config.queue.wait_max_ms));
-        let waits_too_long = |first: &Handle| {
-            let entry = &self.requests[*first];
-            *first < handle && entry.submitted_at < overdue && lacks_place(entry.adapter)
-        };
-        let first = self.requests.parked().first_for_adapter().filter(waits_too_long);
-        first.map(|provider| Wake::Provider { provider, page: 0 })
-    }
-
-    /// Lets requests that wait for a place for their adapter be tried, if there is one.
-    pub(crate) fn wake_for_adapters(&mut self) {
-        let adapters_max = self.config.batch.adapters_max;
-        self.requests.wake_for_adapters(adapters_max.saturating_sub(self.adapters.running));
     }
 }

@@ -1,4 +1,4 @@
-//! In which order waiting requests are admitted.
+//! Order of admission.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,8 +6,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use terrace_cache::is_name_of;
 
-/// In which order waiting requests are admitted. Those who were submitted longer than `wait_max_ms`
-/// ago go first in any order.
+/// Order in which queued requests are admitted. Requests that were submitted longer than `wait_max_ms` ago are first
+/// in any order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AdmissionOrder {
     /// First come, first served.
@@ -15,15 +15,15 @@ pub enum AdmissionOrder {
     Arrival,
     /// Highest priority first, then by arrival.
     Priority,
-    /// Longest cached prefix first, after those that were retracted.
+    /// Retracted requests first, then by the longest cached prefix.
     LongestPrefix,
 }
 
 impl AdmissionOrder {
-    /// Every order, for those who want to try them all.
+    /// Every order.
     pub const ALL: [AdmissionOrder; 3] = [Self::Arrival, Self::Priority, Self::LongestPrefix];
 
-    /// What it is called in flags, files and logs.
+    /// Name in flags, files and logs.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_order_is_read_as_it_is_written_and_with_underscores() {
+    fn every_order_is_parsed_as_printed_and_with_underscores() {
         for order in AdmissionOrder::ALL {
             assert_eq!(order.to_string().parse(), Ok(order));
             assert_eq!(order.name().replace('-', "_").parse(), Ok(order));

@@ -1,22 +1,21 @@
-//! The batch: who computes, and in which slots.
+//! The batch: requests that compute, and their slots.
 
-use terrace_cache::planted::{Bug, planted};
-use terrace_fsm::{Slot, StateName};
+use terrace_fsm::Slot;
 
-use crate::requests::{Entry, Handle, Requests};
-use crate::scheduler::Scheduler;
+use crate::ids::Handle;
+use crate::requests::{Entry, Requests};
 
-/// Those who have a slot.
+/// Requests with a slot.
 #[derive(Debug)]
 pub(crate) struct Batch {
-    /// By admission; some may have ended since the last plan.
+    /// Running requests by admission. Some may have left since the last plan.
     running: Vec<Handle>,
-    /// Whether some have.
+    /// True if some have left.
     some_left: bool,
-    /// Those of them that prefill, by admission.
+    /// Running requests that prefill, by admission.
     prefilling: Vec<Handle>,
     free_slots: Vec<Slot>,
-    /// Who has a slot, or had it last.
+    /// Current or last holder of each slot.
     holders: Vec<Option<Handle>>,
 }
 
@@ -35,19 +34,20 @@ impl Batch {
         self.free_slots.pop()
     }
 
-    /// A request prefills in the slot that was taken for it.
+    /// Adds a request that prefills in a slot taken before.
     pub(crate) fn join(&mut self, handle: Handle, slot: Slot) {
         self.holders[slot.0 as usize] = Some(handle);
         self.running.push(handle);
         self.prefilling.push(handle);
     }
 
-    /// The request decodes from here on.
+    /// Moves a request from prefill to decode.
     pub(crate) fn prefill_ended(&mut self, handle: Handle) {
         self.prefilling.retain(|&other| other != handle);
     }
 
-    fn leave(&mut self, handle: Handle, slot: Slot, prefills: bool) {
+    /// Frees the slot of a request.
+    pub(crate) fn leave(&mut self, handle: Handle, slot: Slot, prefills: bool) {
         self.free_slots.push(slot);
         if prefills {
             self.prefill_ended(handle);
@@ -55,15 +55,15 @@ impl Batch {
         self.some_left = true;
     }
 
-    /// Those that no longer compute are not running.
-    pub(crate) fn forget_who_left(&mut self, requests: &Requests) {
+    /// Removes requests that no longer compute.
+    pub(crate) fn remove_departed(&mut self, requests: &Requests) {
         if std::mem::take(&mut self.some_left) {
             let computes = |entry: &Entry| entry.life.state().computing().is_some();
             self.running.retain(|&handle| requests.get(handle).is_some_and(computes));
         }
     }
 
-    /// Those who run, by admission.
+    /// Running requests by admission.
     pub(crate) fn running(&self) -> &[Handle] {
         &self.running
     }
@@ -77,34 +77,8 @@ impl Batch {
         &self.free_slots
     }
 
-    /// Who has the slot, or had it last.
+    /// Current or last holder of a slot.
     pub(crate) fn holder(&self, slot: Slot) -> Option<Handle> {
         self.holders[slot.0 as usize]
-    }
-}
-
-impl Scheduler {
-    /// Frees the slot of a request that computes; its memory is the caller's business.
-    pub(crate) fn leave_batch(&mut self, handle: Handle) {
-        self.stop_sharing(handle);
-        let entry = &mut self.requests[handle];
-        let goes_ahead = self.steps.go_ahead();
-        if goes_ahead {
-            entry.flying.cancel();
-        }
-        entry.loading_tokens = 0;
-        let state = entry.life.state();
-        if let Some(computing) = state.computing() {
-            if goes_ahead && let Some(step) = self.steps.last_with(entry) {
-                step.keep(self.cache.pin_again(&computing.path));
-            }
-            self.batch.leave(handle, computing.slot, state.name() == StateName::Prefilling);
-            self.adapters.stops(entry.adapter);
-            // It has used its pages up to this moment: they are no older than those of whoever came
-            // and went meanwhile.
-            if !planted(Bug::RankByAdmission) {
-                self.cache.touch(&computing.path, false, entry.priority);
-            }
-        }
     }
 }

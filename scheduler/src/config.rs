@@ -8,43 +8,42 @@ use terrace_cache::{CacheConfig, EvictionKind, Namespace, WritePolicy};
 use crate::admission_order::AdmissionOrder;
 use crate::error::ConfigError;
 
-/// Everything that can be set. The default is a small device-only cache.
+/// All settings. The default is a small device-only cache.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// What KV depends on besides tokens.
+    /// Properties of the model that KV depends on.
     pub model: ModelConfig,
     /// Page pools, eviction and write policy.
     pub cache: CacheConfig,
-    /// What goes into one forward step.
+    /// Limits and contents of a forward step.
     pub batch: BatchConfig,
-    /// Who waits, and in which order they are admitted.
+    /// Queue of requests and their order of admission.
     pub queue: QueueConfig,
     /// Copies between device and host.
     pub copies: CopyConfig,
-    /// The third tier; without it there is none.
+    /// L3, the third tier; none by default.
     pub l3: Option<L3Config>,
-    /// What is assumed about speed until it has been measured.
+    /// Speeds that are assumed until they are measured.
     pub rates: RateConfig,
-    /// How many state transitions are kept for [`drain_trace`](crate::Scheduler::drain_trace); 0
-    /// records none.
+    /// Maximum number of recorded state transitions for [`drain_trace`](crate::Scheduler::drain_trace); 0 records
+    /// none.
     pub trace_max: u32,
 }
 
-/// What KV depends on besides tokens, adapter and tenant.
+/// Properties of the model that KV depends on, besides tokens, adapter and tenant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelConfig {
-    /// Model and weights: change it whenever the weights change.
+    /// Name of the model and its weights. It must change whenever the weights change.
     pub fingerprint: String,
-    /// How KV lies in a page.
+    /// Layout of the KV in a page.
     pub layout: String,
-    /// The element type of the KV.
+    /// Element type of the KV.
     pub dtype: String,
-    /// Over how many ranks a page's KV is split. Every operation is performed by all of them.
+    /// Number of ranks that a page's KV is split over. All of them perform every operation.
     pub ranks: u32,
-    /// A secret that all have in common who share an L3: see [`Namespace::secret`]. It is in what is recorded of the
-    /// configuration.
+    /// Secret that all users of an L3 share, see [`Namespace::secret`]. Recordings of the configuration contain it.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub secret: String,
 }
@@ -61,47 +60,46 @@ impl Default for ModelConfig {
     }
 }
 
-/// What goes into one forward step.
+/// Limits and contents of a forward step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct BatchConfig {
-    /// Requests that run at once: rows of the engine's page table.
+    /// Maximum number of running requests: rows of the engine's page table.
     pub running_max: u32,
-    /// Tokens that one step computes at the most. Those far into a prompt count for more than one each, see
+    /// Maximum number of tokens in a step. Tokens far into a prompt count for more than one each, see
     /// `context_tokens`.
     pub step_tokens_max: u32,
-    /// A token of a prompt with more than so many before it counts for more in a step, with twice as many
-    /// for two, since it attends to them all: steps take about as long at the end of a long prompt as at its
-    /// start. With 0 all count the same.
+    /// A prompt token at a position above this one counts for more in a step, in proportion to the position, because
+    /// it attends to all tokens before it. So steps take about as long at the end of a long prompt as at its start.
+    /// With 0 all tokens count the same.
     pub context_tokens: u32,
-    /// Prompts that a step cannot finish get no more of it, all together, than is computed in a quarter of
-    /// the time in which another request is expected, so that those who come meanwhile do not wait for long.
-    /// So many tokens they get in any case; with `step_tokens_max` as much as there is.
+    /// Minimum number of tokens in a step for prompts that it cannot finish. Together they get at most what is
+    /// computed in a quarter of the expected time until the next request, so that new requests do not wait for long.
+    /// With `step_tokens_max` there is no such limit.
     pub chunk_tokens_min: u32,
-    /// Whether prefill chunks and decodes share a step.
+    /// Lets prefill chunks and decodes share a step.
     pub mixed: bool,
-    /// Of the tokens that a step has for prompts, so many percent go to the prompts with the least left
-    /// to compute, and the rest by turn: no prompt waits for all of a longer one. Who is let in for that
-    /// leaves the first in line its memory. With 0 short prompts wait for long ones.
+    /// Percentage of the prompt tokens of a step for the prompts with the least left to compute; the rest is shared
+    /// by turn. So no prompt waits for the whole of a longer one. A request that is admitted early for this leaves
+    /// the first in the queue its memory. With 0 short prompts wait for long ones.
     pub shortest_first_percent: u32,
-    /// After so many steps of prefill alone the decodes get their turn.
+    /// Maximum number of consecutive steps with prefills alone; decodes are next.
     pub prefill_streak_max: u32,
     /// Tokens that a decode computes in one step: 1, or more for speculative decoding.
     pub decode_tokens: u32,
-    /// How often an engine may repeat a step of decodes before it reports: [`Plan::repeats_max`] says when.
-    /// Without speculative decoding only.
+    /// Maximum number of repetitions of a step of decodes before the engine reports it, see [`Plan::repeats_max`].
+    /// Requires steps without speculative decoding.
     ///
     /// [`Plan::repeats_max`]: crate::Plan::repeats_max
     pub repeats_max: u32,
-    /// How many steps may be in flight: with 2 the next one is planned, and can be launched, while one runs,
-    /// so that the device does not wait for plans. Without speculative decoding and repetitions only.
+    /// Maximum number of steps in flight. With 2 the next step is planned, and can be launched, while one runs, so
+    /// that the device does not wait for plans. Requires steps without speculative decoding and repetitions.
     pub steps_in_flight_max: u32,
-    /// How many different adapters may run at once, and so be part of a step; 0 for any number. Requests without
-    /// one do not count.
+    /// Maximum number of different adapters in a step; 0 for no limit. Requests without an adapter do not count.
     pub adapters_max: u32,
     /// Device pages held back for each running request when another is admitted.
     pub decode_reserve_pages: u32,
-    /// A request that was part of so many failed steps in a row fails.
+    /// A request fails after this number of failed steps in a row.
     pub step_failures_max: u32,
 }
 
@@ -126,45 +124,45 @@ impl Default for BatchConfig {
 }
 
 impl BatchConfig {
-    /// How many tokens a passage may have that is not to be cut: a step has room for them beside all decodes.
+    /// Maximum length of a passage that is not cut: a step has room for it beside all decodes.
     #[must_use]
     pub fn passage_tokens_max(&self) -> u32 {
-        // One who computes its prompt does not decode.
+        // A request that prefills does not decode.
         let decodes = if self.mixed { (self.running_max - 1) * self.decode_tokens } else { 0 };
         self.step_tokens_max - decodes
     }
 }
 
-/// Who waits, and in which order they are admitted.
+/// Queue of requests and their order of admission.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct QueueConfig {
-    /// The order of admission.
+    /// Order of admission.
     pub order: AdmissionOrder,
-    /// Requests that may be alive at once, waiting and running.
+    /// Maximum number of live requests, waiting and running.
     pub requests_max: u32,
-    /// How many of the waiting a plan looks at.
+    /// Maximum number of queued requests that a plan considers.
     pub window: u32,
-    /// Who was submitted so long ago goes first, and nobody overtakes them but those that may
-    /// [preempt](Self::preempt_margin) them.
+    /// Age from which a request is first in the queue, in milliseconds. Only requests that may
+    /// [preempt](Self::preempt_margin) it overtake it.
     pub wait_max_ms: u64,
-    /// How long a request waits at the most for others that compute or load its prefix; for its
-    /// siblings it waits as long as they go on.
+    /// Maximum time that a request waits for others that compute or load its prefix. For siblings it waits as long as
+    /// they progress.
     pub share_wait_max_ms: u64,
-    /// And how long while nothing more of its prefix comes to be there.
+    /// Maximum time of such a wait without progress of the cached prefix.
     pub share_stall_max_ms: u64,
-    /// How long a request may take before it runs; 0 for no limit.
+    /// Maximum time before a request runs; 0 for no limit.
     pub start_timeout_ms: u64,
-    /// Whether the least urgent of those who run gives up its place to one in line that is more urgent, if
-    /// there is no other for it. With admission by priority only.
+    /// Lets the running request of the lowest priority give up its place to a queued one of higher priority that has
+    /// no other place. Requires admission by priority.
     pub preempts: bool,
-    /// A running request that was submitted [long ago](Self::wait_max_ms) gives up its place only to one whose priority
-    /// is higher by at least this.
+    /// A running request of [great age](Self::wait_max_ms) gives up its place only to one whose priority is higher by
+    /// at least this margin.
     pub preempt_margin: u32,
 }
 
 impl QueueConfig {
-    /// The priority that a request has by its age: from this priority on, others overtake and preempt it.
+    /// Priority from which others overtake and preempt a request, by its age.
     pub(crate) fn priority_by_age(&self, priority: i32, is_overdue: bool) -> i32 {
         match is_overdue {
             true if self.preempts => priority.saturating_add_unsigned(self.preempt_margin),
@@ -194,22 +192,21 @@ impl Default for QueueConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CopyConfig {
-    /// Fewer pages than this are computed again rather than loaded.
+    /// Load-backs of fewer pages than this are not worth it: the pages are recomputed.
     pub load_back_threshold_pages: u32,
-    /// Pages on their way to the device at the most.
+    /// Maximum number of pages in flight to the device.
     pub load_back_pages_max: u32,
-    /// How long a request waits for its load-back before it computes the pages itself.
+    /// Maximum time that a request waits for its load-back before it recomputes the pages.
     pub load_back_timeout_ms: u64,
-    /// Whether a request is part of steps while its load-back is under way. [`Prefill::waits_for`] names the
-    /// load-back then, and the engine reads no layer of its pages before that layer has arrived. What was computed
-    /// counts when both are reported sound. After a load-back that failed or was late none overlaps until one is
-    /// sound again.
+    /// Lets a request be part of steps while its load-back is in flight. [`Prefill::waits_for`] names the load-back,
+    /// and the engine reads a layer of its pages only after that layer has arrived. The results count when both are
+    /// reported as sound. After a load-back that failed or was late, none overlaps until one is sound again.
     ///
     /// [`Prefill::waits_for`]: crate::Prefill::waits_for
     pub load_back_overlaps: bool,
-    /// Pages on their way to host at the most.
+    /// Maximum number of pages in flight to host.
     pub write_back_pages_max: u32,
-    /// How long a request that has all its tokens waits for its write-back before it ends.
+    /// Maximum time that a completed request waits for its write-back before it ends.
     pub write_back_timeout_ms: u64,
 }
 
@@ -226,63 +223,62 @@ impl Default for CopyConfig {
     }
 }
 
-/// How long a request waits for its prefetch.
+/// Time that a request waits for its prefetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum PrefetchPolicy {
-    /// As long as it should take by the measured speed, which is less than computing would, and then
-    /// until there is room to run it.
+    /// The time that the prefetch should take at the measured speed, which is less than recomputing takes. After that
+    /// it continues while the request is queued for admission.
     #[serde(alias = "best_effort")]
     BestEffort,
-    /// Until it is over, but no longer than this.
+    /// Until the prefetch has ended, at most this time.
     Wait {
-        /// The bound that keeps a lost operation from holding the request for ever.
+        /// Bound for a prefetch whose outcome never arrives.
         max_ms: u64,
     },
-    /// As long as so many pages should take.
+    /// A time in proportion to the number of pages.
     Deadline {
-        /// For any prefetch.
+        /// Time for any prefetch.
         base_ms: u64,
-        /// And for each page of it.
+        /// Additional time for each page.
         per_page_us: u64,
     },
 }
 
-/// The third tier.
+/// L3, the third tier.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct L3Config {
-    /// Fewer pages than this are not worth a prefetch.
+    /// Prefetches of fewer pages than this are not worth it.
     pub prefetch_threshold_pages: u32,
-    /// How long a request waits for its prefetch.
+    /// Time that a request waits for its prefetch.
     pub prefetch: PrefetchPolicy,
-    /// Host pages that prefetches may fill at once, late ones and those that wait for their request
-    /// included; in any case no more than three quarters of the host.
+    /// Maximum number of host pages that prefetches hold, late ones and those of queued requests included. It is at
+    /// most three quarters of the host.
     pub prefetch_pages_max: u32,
-    /// Of those, pages of prefetches that nobody waits for any more; at this many no further
-    /// prefetch begins. In any case no more than half of those, so that a store that hangs does not
-    /// take the whole share and let later requests stand in line for it.
+    /// Maximum number of those pages that belong to prefetches without a waiting request. At this number no further
+    /// prefetch starts. It is at most half of the share, so that a store that hangs does not take all of it.
     pub quarantine_pages_max: u32,
-    /// Probes in flight at the most.
+    /// Maximum number of probes in flight.
     pub probes_max: u32,
-    /// How long a request waits for its probe.
+    /// Maximum time that a request waits for its probe.
     pub probe_timeout_ms: u64,
-    /// Whether host pages are stored in L3.
+    /// Stores host pages in L3.
     pub backup: bool,
-    /// Pages on their way to L3 at the most; in any case no more than three quarters of the host.
+    /// Maximum number of pages in flight to L3. It is at most three quarters of the host.
     pub backup_pages_max: u32,
-    /// Backups that wait for their turn at the most; the oldest give way.
+    /// Maximum number of queued backups; the oldest are dropped.
     pub backup_queue_max: u32,
-    /// For how long it is believed that L3 still has what it had, twice that at the most; what is used after
-    /// that is offered to it again, and taken if it has lost it. With 0 it is believed for good.
+    /// Time for which L3 is assumed to keep a page, and at most twice as long. A page that is used after that is
+    /// offered to L3 again, and stored if L3 has lost it. With 0 L3 is assumed to keep all pages.
     pub doubt_after_ms: u64,
-    /// For how long a page that L3 failed to deliver is not asked for.
+    /// Time for which a page that L3 failed to deliver is not requested again.
     pub negative_ttl_ms: u64,
-    /// How many such pages are remembered.
+    /// Maximum number of such pages.
     pub negative_max: u32,
-    /// The first pause after a failure; it doubles with each further one.
+    /// First back-off after a failure. Each further failure doubles it.
     pub backoff_base_ms: u64,
-    /// The longest pause.
+    /// Maximum back-off.
     pub backoff_max_ms: u64,
 }
 
@@ -307,17 +303,17 @@ impl Default for L3Config {
     }
 }
 
-/// What is assumed about speed until it has been measured; the price of loading and recomputing.
+/// Speeds that are assumed until they are measured. They set the price of loading against recomputing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RateConfig {
-    /// Computing one token of a prompt.
+    /// Time to compute one prompt token.
     pub prefill_ns_per_token: u64,
-    /// Copying one page from host to device.
+    /// Time to copy one page from host to device.
     pub load_back_ns_per_page: u64,
-    /// Fetching one page from L3 to host.
+    /// Time to fetch one page from L3 to host.
     pub prefetch_ns_per_page: u64,
-    /// What any prefetch takes besides.
+    /// Additional time of any prefetch.
     pub prefetch_latency_us: u64,
 }
 
@@ -333,13 +329,13 @@ impl Default for RateConfig {
 }
 
 impl Config {
-    /// Starts from the default.
+    /// Makes a builder with the default settings.
     #[must_use]
     pub fn builder() -> ConfigBuilder {
         ConfigBuilder { config: Config::default() }
     }
 
-    /// The namespace of requests without adapter and salt.
+    /// Namespace of requests without adapter and salt.
     #[must_use]
     pub fn namespace(&self) -> Namespace {
         Namespace {
@@ -354,16 +350,15 @@ impl Config {
         }
     }
 
-    /// Host pages that transfers of one kind with L3 may hold: never all of the host, so that copies from
-    /// the device find room.
+    /// Maximum number of host pages that L3 transfers of one kind hold: never all, so that write-backs find room.
     pub(crate) fn most_of_host(&self) -> u32 {
         self.cache.host_pages - self.cache.host_pages / 4
     }
 
-    /// Whether this configuration can work.
+    /// Checks that this configuration can work.
     ///
     /// # Errors
-    /// The first setting that cannot, and what to change.
+    /// The first setting that cannot work, and what to change.
     pub fn check(&self) -> Result<(), ConfigError> {
         let page_size = self.cache.page_size;
         if !page_size.is_power_of_two() || page_size > 256 {
@@ -562,11 +557,11 @@ macro_rules! setters {
 }
 
 setters! {
-    /// Model and weights: change it whenever the weights change.
+    /// Name of the model and its weights. It must change whenever the weights change.
     fingerprint: &str => model.fingerprint;
-    /// Over how many ranks a page's KV is split.
+    /// Number of ranks that a page's KV is split over.
     ranks: u32 => model.ranks;
-    /// A secret that all have in common who share an L3.
+    /// Secret that all users of an L3 share.
     secret: &str => model.secret;
     /// Tokens in a page.
     page_size: u32 => cache.page_size;
@@ -574,28 +569,28 @@ setters! {
     device_pages: u32 => cache.device_pages;
     /// Pages of the host arena.
     host_pages: u32 => cache.host_pages;
-    /// Which pages go first.
+    /// Eviction policy.
     eviction: EvictionKind => cache.eviction;
-    /// When device pages are copied to host.
+    /// Write policy: the time at which device pages are copied to host.
     write_policy: WritePolicy => cache.write_policy;
-    /// How many page keys may wait in KV events that were not drained.
+    /// Maximum number of page keys in KV events that are not drained.
     kv_event_keys_max: u32 => cache.kv_event_keys_max;
-    /// What goes into one forward step.
+    /// Limits and contents of a forward step.
     batch: BatchConfig => batch;
-    /// Who waits, and in which order they are admitted.
+    /// Queue of requests and their order of admission.
     queue: QueueConfig => queue;
     /// Copies between device and host.
     copies: CopyConfig => copies;
-    /// The third tier.
+    /// L3, the third tier.
     l3: L3Config => l3;
-    /// What is assumed about speed.
+    /// Speeds that are assumed until they are measured.
     rates: RateConfig => rates;
-    /// How many state transitions are kept.
+    /// Maximum number of recorded state transitions.
     trace_max: u32 => trace_max;
 }
 
 impl ConfigBuilder {
-    /// The finished configuration.
+    /// Returns the configuration.
     ///
     /// # Errors
     /// The first setting that cannot work, and what to change.

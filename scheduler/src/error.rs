@@ -1,20 +1,20 @@
-//! What callers can get wrong. An error means that nothing has changed.
+//! Errors of callers. An error means that nothing has changed.
 
 use terrace_cache::PassageError;
 use terrace_fsm::{OpId, RequestId};
 use thiserror::Error;
 
-use crate::plan::StepId;
+use crate::ids::StepId;
 
 /// A configuration that cannot work.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{setting} = {value}: {advice}")]
 pub struct ConfigError {
-    /// The setting, as in the configuration file.
+    /// Name of the setting in the configuration file.
     pub setting: &'static str,
-    /// What it was set to.
+    /// Value of the setting.
     pub value: u64,
-    /// What to change.
+    /// Change that makes it work.
     pub advice: &'static str,
 }
 
@@ -24,19 +24,19 @@ impl ConfigError {
     }
 }
 
-/// Weights cannot be replaced under steps that compute with them.
+/// Error of a weight replacement while a step is in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("a step is in flight: report its results before the weights are replaced")]
 pub struct StepsInFlight;
 
-/// A request that cannot be taken.
+/// Error of a submission.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum SubmitError {
-    /// There is nothing to compute.
+    /// The prompt is empty.
     #[error("{0} has an empty prompt: give it at least one token")]
     EmptyPrompt(RequestId),
-    /// Even alone on an empty device it would not fit.
+    /// The request does not fit the device, even alone.
     #[error(
         "{request} needs {needed_pages} device pages, but there are only {device_pages}: shorten \
          the prompt, lower max_new_tokens or raise cache.device_pages"
@@ -44,20 +44,20 @@ pub enum SubmitError {
     NeverFits {
         /// The request.
         request: RequestId,
-        /// What its prompt and new tokens need.
+        /// Pages that its prompt and new tokens need.
         needed_pages: u64,
-        /// What the device has.
+        /// Pages of the device.
         device_pages: u32,
     },
-    /// Its passages cannot be.
+    /// The passages are invalid.
     #[error("{request}: {error}")]
     BadPassage {
         /// The request.
         request: RequestId,
-        /// What is wrong with them.
+        /// Error of the passages.
         error: PassageError,
     },
-    /// A passage that is not to be cut would never fit a step.
+    /// A passage that must not be cut never fits a step.
     #[error(
         "{request} has a passage of {tokens} tokens that may not be split (is_whole), but a step \
          has room for only {tokens_max}: allow splitting, or raise batch.step_tokens_max"
@@ -67,10 +67,10 @@ pub enum SubmitError {
         request: RequestId,
         /// Tokens of the passage.
         tokens: u32,
-        /// What a step has room for, all decodes beside it.
+        /// Maximum length that fits a step beside all decodes.
         tokens_max: u32,
     },
-    /// Another request of this name is alive, or no plan has told its end yet.
+    /// The id is in use, or no plan has reported the end of its last request.
     #[error("{0} already exists: an id must be unique until a plan has reported its end")]
     DuplicateId(RequestId),
     /// Too many requests are alive.
@@ -84,27 +84,27 @@ pub enum SubmitError {
     },
 }
 
-/// A request that is not there.
+/// Error of a call with an unknown request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("{0} is unknown or has ended")]
 pub struct UnknownRequest(pub RequestId);
 
-/// An event that cannot be.
+/// Error of an event.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum EventError {
-    /// No plan held this operation.
+    /// No plan has contained this operation.
     #[error("{0} was never issued")]
     UnknownOperation(OpId),
-    /// No plan held this step.
+    /// No plan has contained this step.
     #[error("step {} was never issued", .0.0)]
     UnknownStep(StepId),
-    /// Steps end in the order in which they were planned.
+    /// An earlier step is still in flight.
     #[error("step {} cannot end before step {}", step.0, first.0)]
     StepOutOfTurn {
         /// The step.
         step: StepId,
-        /// The first of those in flight.
+        /// First step in flight.
         first: StepId,
     },
     /// The outcome comes from a rank that does not exist.
@@ -114,7 +114,7 @@ pub enum EventError {
         op: OpId,
         /// The rank.
         rank: u32,
-        /// How many there are.
+        /// Number of ranks.
         ranks: u32,
     },
     /// The outcome claims more pages than the operation has.
@@ -127,7 +127,7 @@ pub enum EventError {
         /// The pages of the outcome.
         claimed: u32,
     },
-    /// A request that should have produced tokens has no result.
+    /// A request that produces tokens has no result.
     #[error("step {} has no result for {request}", step.0)]
     MissingResult {
         /// The step.
@@ -135,7 +135,7 @@ pub enum EventError {
         /// The request.
         request: RequestId,
     },
-    /// A request was not to produce tokens in this step.
+    /// The request does not produce tokens in this step.
     #[error("step {} does not produce tokens for {request}", step.0)]
     UnexpectedResult {
         /// The step.
@@ -148,9 +148,9 @@ pub enum EventError {
     WrongTokenCount {
         /// The request.
         request: RequestId,
-        /// What the result has.
+        /// Number of tokens in the result.
         tokens: usize,
-        /// What it may have.
+        /// Maximum number of tokens.
         tokens_max: u32,
     },
 }

@@ -1,14 +1,9 @@
-//! What an operation with L3 is about, together with what comes before it.
+//! Path of an L3 operation: its pages together with the pages before them.
 
-use terrace_cache::{Arrival, PageKey, PrefixDigest};
-use terrace_fsm::OpId;
+use terrace_cache::PageKey;
 
-use crate::operations::{Anchor, Work};
-use crate::scheduler::Scheduler;
-
-/// The keys of a sequence from its first page to the last that an operation with L3 is about, in pieces.
-/// A plan tells the keys of the operation alone, and mostly those will do; a store that keeps pages by
-/// what they follow needs the others too.
+/// Keys of a sequence from its first page to the last page of an L3 operation, in pieces. A plan contains the keys of
+/// the operation alone. Stores that index pages by their prefix need the keys before them too.
 #[derive(Clone, Debug, Default)]
 pub struct L3Path<'a> {
     pieces: Vec<L3Piece<'a>>,
@@ -17,25 +12,25 @@ pub struct L3Path<'a> {
 /// Consecutive pages of an [`L3Path`].
 #[derive(Clone, Copy, Debug)]
 pub struct L3Piece<'a> {
-    /// One key a page.
+    /// One key for each page.
     pub keys: &'a [PageKey],
-    /// Whether the operation is about these pages: otherwise they only come before some of those.
+    /// True if the operation reads or writes these pages, false if they only precede such pages.
     pub is_asked: bool,
 }
 
 impl<'a> L3Path<'a> {
-    /// The pieces, from the first page on.
+    /// Pieces from the first page on.
     #[must_use]
     pub fn pieces(&self) -> &[L3Piece<'a>] {
         &self.pieces
     }
 
-    /// The keys that the operation is about: those of the plan.
+    /// Keys of the operation's pages, as in the plan.
     pub fn asked(&self) -> impl DoubleEndedIterator<Item = PageKey> {
         self.asked_pieces().flat_map(|piece| piece.keys.iter().copied())
     }
 
-    /// How many pages the operation is about.
+    /// Number of the operation's pages.
     #[must_use]
     pub fn pages(&self) -> usize {
         self.asked_pieces().map(|piece| piece.keys.len()).sum()
@@ -49,76 +44,10 @@ impl<'a> L3Path<'a> {
     pub fn extend(&mut self, pieces: impl IntoIterator<Item = &'a [PageKey]>, is_asked: bool) {
         self.pieces.extend(pieces.into_iter().map(|keys| L3Piece { keys, is_asked }));
     }
-}
 
-impl Scheduler {
-    /// The path of an operation with L3 that is in flight; `None` for any other, and for a probe whose
-    /// answer nobody waits for any more.
-    #[must_use]
-    pub fn l3_path(&self, op: OpId) -> Option<L3Path<'_>> {
-        let operation = self.operations.get(op)?;
-        let mut path = L3Path::default();
-        match &operation.work {
-            Work::Probe { start_page, .. } => {
-                let keys = self.requests.get(operation.owner?)?.sequence.keys();
-                let (start, pages) = (*start_page as usize, operation.pages as usize);
-                path.extend(keys.range(0..start), false);
-                path.extend(keys.range(start..start + pages), true);
-            }
-            Work::Prefetch { anchor, run, .. } => {
-                match anchor {
-                    Anchor::Pinned(pin) => {
-                        let none = Arrival::default();
-                        let before = self.cache.keys_along(pin, &none);
-                        path.extend(before.map(|(keys, _)| keys), false);
-                    }
-                    Anchor::Remembered(prefix) => {
-                        let keys = prefix.keys();
-                        path.extend([keys.prompt, keys.appended], false);
-                    }
-                }
-                let keys = run.keys();
-                path.extend([keys.prompt, keys.appended], true);
-            }
-            Work::Backup { source, arrival, .. } => {
-                for (keys, is_asked) in self.cache.keys_along(source, arrival) {
-                    path.extend([keys], is_asked);
-                }
-                let end = path.pieces.iter().rposition(|piece| piece.is_asked);
-                path.pieces.truncate(end.map_or(0, |last| last + 1));
-            }
-            Work::LoadBack { .. } | Work::WriteBack { .. } => return None,
-        }
-        Some(path)
-    }
-
-    /// Writes the digest of each page of a prefetch or backup in flight to the end of `into`, in the order of its
-    /// keys. A store keeps them with the pages, and a prefetch accepts only pages with its own digests: keys alone do
-    /// not prove that a page belongs to these tokens. Other operations have none.
-    ///
-    /// This hashes the pages of the operation, and those before them that no former operation has hashed, so call it
-    /// when the step is under way.
-    pub fn l3_digests(&mut self, op: OpId, into: &mut Vec<PrefixDigest>) {
-        let Some(operation) = self.operations.get(op) else { return };
-        match &operation.work {
-            Work::Prefetch { anchor, run, .. } => {
-                let (before, start_page) = match anchor {
-                    Anchor::Pinned(pin) => {
-                        let none = Arrival::default();
-                        (self.cache.digests_along(pin, &none, into), pin.depth())
-                    }
-                    Anchor::Remembered(prefix) => {
-                        let pages = prefix.keys().len() as u32;
-                        let root = PrefixDigest::of_namespace(prefix.root());
-                        (root.behind(prefix.run(0, pages)), pages)
-                    }
-                };
-                before.extend_along(run.run(start_page, run.keys().len()), into);
-            }
-            Work::Backup { source, arrival, .. } => {
-                self.cache.digests_along(source, arrival, into);
-            }
-            Work::Probe { .. } | Work::LoadBack { .. } | Work::WriteBack { .. } => {}
-        }
+    /// Removes the pieces behind the last one of the operation.
+    pub(crate) fn end_with_asked(&mut self) {
+        let end = self.pieces.iter().rposition(|piece| piece.is_asked);
+        self.pieces.truncate(end.map_or(0, |last| last + 1));
     }
 }

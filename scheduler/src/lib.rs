@@ -80,44 +80,44 @@
 #![forbid(unsafe_code)]
 
 mod adapters;
-mod admission;
 mod admission_order;
-mod audit;
+mod admission_queue;
+mod arrivals;
 mod backfill;
-mod backup;
+mod backups;
 mod batch;
+mod candidates;
 mod config;
+mod deferred;
 mod error;
 mod event;
-mod forward;
+mod hit_count;
+mod ids;
+mod in_flight;
+mod l3_lookup;
 mod l3_path;
-mod life;
-mod line;
-mod load_back;
+mod l3_reads;
 mod namespaces;
+mod notices;
 mod operations;
-mod pace;
-mod parked;
+mod patience;
 mod plan;
-mod prefetch;
-mod prefill;
-mod probe;
+mod prefill_budget;
+mod producers;
+mod prompt_cost;
 mod rates;
-mod reading;
 mod request;
 mod requests;
-mod room;
+mod results;
 mod scheduler;
-mod sharing;
 mod stats;
 mod step;
+mod steps;
 mod store_health;
-mod waiting;
-mod weights;
+mod wait;
 mod witness;
-mod write_back;
+mod write_backs;
 
-pub use adapters::AdapterId;
 pub use admission_order::AdmissionOrder;
 pub use config::{
     BatchConfig, Config, ConfigBuilder, CopyConfig, L3Config, ModelConfig, PrefetchPolicy,
@@ -125,10 +125,9 @@ pub use config::{
 };
 pub use error::{ConfigError, EventError, StepsInFlight, SubmitError, UnknownRequest};
 pub use event::{Event, Outcome, StepResult};
+pub use ids::{AdapterId, StepId};
 pub use l3_path::{L3Path, L3Piece};
-pub use plan::{
-    Copy, CopyDirection, Decode, Ended, L3Kind, L3Op, Plan, Prefill, RowChange, StepId,
-};
+pub use plan::{Copy, CopyDirection, Decode, Ended, L3Kind, L3Op, Plan, Prefill, RowChange};
 pub use request::{Prompt, Request};
 pub use scheduler::{Cached, Scheduler};
 pub use stats::{Hits, OperationStats, Stats};

@@ -1,14 +1,14 @@
-//! Where the keys of requests begin.
+//! Namespaces of requests.
 
 use terrace_cache::{Namespace, PageKey};
 
 use crate::config::Config;
 
-/// The namespace of a model, and of whoever asks it with an adapter or a salt.
+/// Namespaces of a model, with and without adapter and salt.
 #[derive(Debug)]
 pub(crate) struct Namespaces {
     model: Namespace,
-    /// The digest of most requests, which have neither.
+    /// Digest without adapter and salt.
     plain: PageKey,
 }
 

@@ -1,5 +1,5 @@
-//! Operations in flight. Each owns the pins and pages that it reads and writes until every rank
-//! has reported, whatever happens to the request that asked for it.
+//! Operations in flight. Each owns the pins and pages that it reads and writes until every rank has reported, even if
+//! its request has ended.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -12,17 +12,17 @@ use terrace_fsm::{Computing, OpId, Time};
 
 use crate::error::EventError;
 use crate::event::Outcome;
-use crate::requests::Handle;
+use crate::ids::Handle;
 use crate::stats::OperationStats;
 
-/// What an operation does, and what it owns meanwhile.
+/// Kind of an operation, with the resources that it owns.
 #[derive(Debug)]
 pub(crate) enum Work {
     Probe {
         start_page: u32,
         first_key: PageKey,
     },
-    /// The run is that of the pages behind the anchor, captured when it began.
+    /// The run holds the pages behind the anchor, captured at the start.
     Prefetch {
         anchor: Anchor,
         pages: HostPages,
@@ -43,22 +43,22 @@ pub(crate) enum Work {
     Backup {
         source: HostPin,
         arrival: Arrival,
-        /// The round of what is known about L3 in which it was queued.
+        /// Round of the cache's knowledge about L3 in which the backup was queued.
         round: u32,
-        /// Whether the share had no room for more of the path.
+        /// True if the share had no room for more of the path.
         may_have_more: bool,
-        /// How often in a row it was not stored in full before.
+        /// Number of earlier failures in a row.
         failures: u32,
     },
 }
 
-/// What the pages of a prefetch continue.
+/// Path that the pages of a prefetch continue.
 #[derive(Debug)]
 pub(crate) enum Anchor {
-    /// It stays where it is.
+    /// The path stays on host.
     Pinned(HostPin),
-    /// It may go: nobody waits for the prefetch any more, and a slow store must not hold memory that
-    /// it does not touch.
+    /// The path may be evicted: no request waits for the prefetch, and a slow store must not hold memory that it does
+    /// not touch.
     Remembered(Box<Sequence>),
 }
 
@@ -66,42 +66,42 @@ pub(crate) enum Anchor {
 #[derive(Debug)]
 pub(crate) struct Operation {
     pub(crate) work: Work,
-    /// Who waits for it.
+    /// Request that waits for the operation.
     pub(crate) owner: Option<Handle>,
-    /// Whether it had an owner who stopped waiting.
+    /// True if its request has stopped waiting.
     pub(crate) quarantined: bool,
     pub(crate) started: Time,
     pub(crate) pages: u32,
-    /// Whether its pages belong to weights that have been replaced: none of them is sound any more.
+    /// True if its pages belong to replaced weights: none of them counts as sound.
     pub(crate) is_stale: bool,
-    /// The pages that are sound on all ranks that have reported.
+    /// Number of pages that are sound on all ranks that have reported.
     pub(crate) sound_pages: u32,
     pub(crate) failed: bool,
     pub(crate) corrupt: bool,
-    /// Whether a rank has stopped because nobody waited: what did not arrive was not asked for.
+    /// True if a rank has stopped because no request waited: pages that did not arrive are not missing.
     pub(crate) called_off: bool,
-    /// Device pages that are counted on to become evictable when it ends.
+    /// Device pages that become evictable when it ends, as far as they are counted on.
     pub(crate) room: usize,
-    /// Which ranks have let go of it.
+    /// Bit set of the ranks that have reported.
     ended_ranks: u64,
     reports: u32,
 }
 
-/// What an outcome means.
+/// Effect of an outcome.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "it is moved once, to whoever settles it")]
 pub(crate) enum Reported {
-    /// It came late, or twice.
+    /// The outcome is late or repeated.
     Ignored,
-    /// Other ranks are still at it.
+    /// Other ranks have not reported.
     Pending,
-    /// A driver has stopped waiting, but not let go.
+    /// A driver has stopped waiting, but may still touch the pages.
     TimedOut,
-    /// All ranks have let go: the operation is over.
+    /// All ranks have reported: the operation has ended.
     Ended(Operation),
 }
 
-/// How the operations of each kind are doing.
+/// Counters of each kind of operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) probes: OperationStats,
@@ -115,9 +115,9 @@ pub(crate) struct Counts {
 pub(crate) struct Operations {
     in_flight: BTreeMap<OpId, Operation>,
     counts: Counts,
-    /// Those that nobody waits for any more, until that is told.
+    /// Operations without a waiting request that no plan has reported yet.
     cancelled: Vec<OpId>,
-    /// Device pages that write-backs make evictable, those that are late aside.
+    /// Device pages that write-backs make evictable, without late ones.
     room: usize,
     /// Write-backs that make room, by the time at which they are late. Some may have ended.
     late_at: VecDeque<(Time, OpId)>,
@@ -138,7 +138,7 @@ impl Operations {
         }
     }
 
-    /// The id that the next operation will have.
+    /// Id of the next operation.
     pub(crate) fn next_id(&self) -> OpId {
         OpId(self.next)
     }
@@ -175,7 +175,7 @@ impl Operations {
         op
     }
 
-    /// Notes one rank's outcome. The minimum over the ranks counts.
+    /// Applies the outcome of one rank. The minimum over all ranks counts.
     pub(crate) fn report(
         &mut self,
         op: OpId,
@@ -246,7 +246,7 @@ impl Operations {
         let mut operation = self.in_flight.remove(&op).expect("it was just there");
         self.room -= operation.room;
         if operation.is_stale {
-            // That says nothing about the store.
+            // The outcome says nothing about the store.
             (operation.sound_pages, operation.called_off) = (0, true);
         }
         self.cancelled.retain(|&cancelled| cancelled != op);
@@ -268,14 +268,14 @@ impl Operations {
         Ok(Reported::Ended(operation))
     }
 
-    /// Nobody waits for the operation any more.
+    /// Detaches an operation from its request.
     pub(crate) fn abandon(&mut self, op: OpId) {
         let Some(operation) = self.in_flight.get_mut(&op) else { return };
         if operation.owner.take().is_none() {
             return;
         }
         match operation.work {
-            // It owns nothing: once its answer is not wanted it is over, lest lost ones add up.
+            // A probe owns nothing, so it ends here. Otherwise lost probes would add up.
             Work::Probe { .. } => {
                 self.counts.probes.in_flight -= 1;
                 self.counts.probes.in_flight_pages -= operation.pages;
@@ -291,7 +291,7 @@ impl Operations {
         }
     }
 
-    /// A write-back makes so many device pages evictable, if it has ended by `late_at`. These times only go up.
+    /// Counts device pages that a write-back makes evictable if it ends by `late_at`. These times only increase.
     pub(crate) fn makes_room(&mut self, op: OpId, pages: usize, late_at: Time) {
         let Some(operation) = self.in_flight.get_mut(&op).filter(|_| pages > 0) else { return };
         operation.room = pages;
@@ -314,23 +314,23 @@ impl Operations {
         self.room
     }
 
-    /// The weights were replaced: no page that the operations in flight bring is kept.
+    /// Marks all operations in flight as stale, because the weights were replaced.
     pub(crate) fn make_all_stale(&mut self) {
         self.in_flight.values_mut().for_each(|operation| operation.is_stale = true);
     }
 
-    /// The driver may stop an operation: the next plan says so.
+    /// Lets the next plan cancel an operation.
     pub(crate) fn cancel(&mut self, op: OpId) {
         self.cancelled.push(op);
     }
 
-    /// Tells which operations may be stopped, in order.
+    /// Moves the cancelled operations to a plan, in order.
     pub(crate) fn tell_cancelled(&mut self, into: &mut Vec<OpId>) {
         self.cancelled.sort_unstable();
         into.append(&mut self.cancelled);
     }
 
-    /// A probe has kept its request waiting for too long.
+    /// Counts a probe whose request has stopped waiting.
     pub(crate) fn note_late_probe(&mut self) {
         self.counts.probes.failures += 1;
     }
@@ -343,13 +343,13 @@ impl Operations {
         self.in_flight.get(&op)
     }
 
-    /// The device pages that the load-back of one who computes brings, in order.
+    /// Destination pages of a computing request's load-back, in order.
     #[inline]
     pub(crate) fn loading(&self, computing: &Computing) -> &[DevicePage] {
         computing.transfer.map_or(&[], |op| self.load_back_pages(op))
     }
 
-    // Apart, since most who compute load nothing.
+    // Separate, because most computing requests load nothing.
     #[cold]
     fn load_back_pages(&self, op: OpId) -> &[DevicePage] {
         match self.in_flight.get(&op).map(|operation| &operation.work) {
@@ -368,7 +368,7 @@ impl Operations {
         self.in_flight.get(&op).and_then(|operation| operation.owner)
     }
 
-    /// The anchor of a prefetch in flight.
+    /// Anchor of a prefetch in flight.
     pub(crate) fn anchor(&mut self, op: OpId) -> Option<&mut Anchor> {
         match &mut self.in_flight.get_mut(&op)?.work {
             Work::Prefetch { anchor, .. } => Some(anchor),
@@ -379,7 +379,7 @@ impl Operations {
         }
     }
 
-    /// Takes the pages away under a prefetch: what a planted bug does.
+    /// Takes the pages of a prefetch in flight. Only a planted bug does this.
     pub(crate) fn take_destination(&mut self, op: OpId) -> Option<HostPages> {
         match &mut self.in_flight.get_mut(&op)?.work {
             Work::Prefetch { pages, .. } => Some(std::mem::take(pages)),
@@ -396,7 +396,7 @@ impl Operations {
 }
 
 impl Operation {
-    /// Whether that it has not failed tells that the store is well.
+    /// Returns true if its success proves that the store is healthy.
     pub(crate) fn is_telling(&self) -> bool {
         self.owner.is_some() && !self.called_off
     }

@@ -1,67 +1,57 @@
-//! Plans: what the engine is to compute and to move next.
+//! Plans: work for the engine and the drivers.
 
 use std::ops::Range;
 
-use crate::adapters::AdapterId;
 use serde::{Deserialize, Serialize};
 use terrace_cache::{DevicePage, HostPage, PageKey};
 use terrace_fsm::{FailReason, OpId, RequestId, Slot, StateName};
 
-/// A forward step, named by the scheduler.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
-#[serde(transparent)]
-pub struct StepId(pub u64);
+use crate::ids::{AdapterId, StepId};
 
-/// What to do next.
+/// Work for the engine and the drivers.
 ///
-/// The engine keeps a page table with one row for each [`Slot`]. It first applies [`rows`]
-/// (in order), then may start everything else at once, in any order: nothing in a plan depends on
-/// something else in the same plan, except for prefills that [say so](Prefill::waits_for). A step that
-/// is planned [behind](Plan::behind) another begins when that one has ended; steps launched before keep
-/// the rows that they were launched with.
+/// The engine keeps a page table with one row for each [`Slot`]. It first applies [`rows`] in order, then may start
+/// everything else at once and in any order: nothing in a plan depends on something else in the same plan, except
+/// prefills that [wait for a load-back](Prefill::waits_for). A step that is planned [behind](Plan::behind) another
+/// starts when that one has ended. Steps launched before keep the rows that they were launched with.
 ///
-/// The order of every list is stable: `prefills` and `decodes` by admission, `rows` as the batch
-/// (prefills, then decodes), `copies` and `l3` by operation id, `cancelled` by operation id, `completed`
-/// and `ended` by time.
+/// The order of every list is stable: `prefills` and `decodes` by admission, `rows` as the batch (prefills, then
+/// decodes), `copies`, `l3` and `cancelled` by operation id, `completed` and `ended` by time.
 ///
-/// A plan is reused: give the same one to [`plan_into`](crate::Scheduler::plan_into) again and it
-/// does not allocate.
+/// A plan is reused: passed to [`plan_into`](crate::Scheduler::plan_into) again it does not allocate.
 ///
 /// [`rows`]: Plan::rows
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Plan {
-    /// The forward step; none if there is nothing to compute or
-    /// [as many as may](crate::BatchConfig::steps_in_flight_max) are still running.
+    /// The forward step; `None` if there is nothing to compute or the [maximum
+    /// number](crate::BatchConfig::steps_in_flight_max) of steps is in flight.
     pub step: Option<StepId>,
     /// The step in flight that it follows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub behind: Option<StepId>,
-    /// How often the engine may repeat the step before it reports the results of all at once, each decode
-    /// one token further each time: there is room for that, and until something happens the plans in
-    /// between would say nothing else. Nothing but 0 unless
-    /// [`repeats_max`](crate::BatchConfig::repeats_max) allows it.
+    /// Maximum number of repetitions of the step before the engine reports all results at once, each decode one token
+    /// further each time. There is room for that, and until an event arrives the plans in between would be the same.
+    /// It is 0 unless [`repeats_max`](crate::BatchConfig::repeats_max) allows more.
     #[serde(skip_serializing_if = "is_zero")]
     pub repeats_max: u32,
-    /// Parts of prompts to compute in it.
+    /// Parts of prompts to compute.
     pub prefills: Vec<Prefill>,
-    /// Requests that produce their next tokens in it.
+    /// Requests that produce their next tokens.
     pub decodes: Vec<Decode>,
-    /// Entries of the page table that change before it.
+    /// Entries of the page table that change before the step.
     pub rows: Vec<RowChange>,
     /// Copies between device and host.
     pub copies: Vec<Copy>,
-    /// Questions and transfers for L3.
+    /// Probes and transfers of L3.
     pub l3: Vec<L3Op>,
-    /// Operations that nobody waits for any more. The driver may stop them, and says how far they came
-    /// ([`Outcome::CalledOff`](crate::Outcome::CalledOff)); their outcomes are still owed.
+    /// Operations that no request waits for any more. The driver may stop them and reports how far they came
+    /// ([`Outcome::CalledOff`](crate::Outcome::CalledOff)). Their outcomes are still owed.
     pub cancelled: Vec<OpId>,
-    /// Requests whose last token is known since the last plan, or whose prompt is computed if they produce
-    /// none. They have left the batch; their life ends when what they computed was copied.
+    /// Requests whose last token became known since the last plan, or whose prompt is computed if they produce none.
+    /// They have left the batch, and end when their pages are copied.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub completed: Vec<RequestId>,
-    /// Requests whose life has ended since the last plan.
+    /// Requests that have ended since the last plan.
     pub ended: Vec<Ended>,
     pub(crate) row_pages: Vec<DevicePage>,
     pub(crate) copy_device_pages: Vec<DevicePage>,
@@ -70,46 +60,45 @@ pub struct Plan {
     pub(crate) l3_host_pages: Vec<HostPage>,
 }
 
-/// A part of a prompt to compute.
+/// Part of a prompt to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Prefill {
-    /// Whose.
+    /// The request.
     pub request: RequestId,
-    /// Its row of the page table.
+    /// Row of the page table.
     pub slot: Slot,
-    /// The position of the first token.
+    /// Position of the first token.
     pub start: u32,
-    /// How many tokens. They are in [`Scheduler::tokens`](crate::Scheduler::tokens).
+    /// Number of tokens. [`Scheduler::tokens`](crate::Scheduler::tokens) returns them.
     pub tokens: u32,
-    /// Whether this is the last part, so that the step produces the next token, if the request is to have
-    /// one.
+    /// True if this is the last part, so that the step produces the next token, unless the request produces none.
     pub produces_token: bool,
-    /// The load-back that brings the pages right before `start`, if it has not been reported yet: it may be under way,
-    /// or begin with this very plan. A layer of these pages is read only after it has arrived. Nothing but `None`
-    /// unless [`load_back_overlaps`](crate::CopyConfig::load_back_overlaps) allows it.
+    /// Load-back of the pages right before `start` that has not been reported: it may be in flight, or start with
+    /// this plan. The engine reads a layer of these pages only after it has arrived. Always `None` unless
+    /// [`load_back_overlaps`](crate::CopyConfig::load_back_overlaps) allows it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<OpId>,
-    /// The adapter to compute with.
+    /// Adapter to compute with.
     #[serde(default, skip_serializing_if = "AdapterId::is_none")]
     pub adapter: AdapterId,
 }
 
-/// A request that produces its next tokens.
+/// Request that produces its next tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Decode {
-    /// Whose.
+    /// The request.
     pub request: RequestId,
-    /// Its row of the page table.
+    /// Row of the page table.
     pub slot: Slot,
-    /// The position of the first token to compute: the latest one produced.
+    /// Position of the first token to compute: the latest one produced.
     pub start: u32,
-    /// For how many positions there is room: more than one with speculative decoding.
+    /// Number of positions with room: more than one with speculative decoding.
     pub tokens: u32,
-    /// The row of the step before, [`Plan::behind`], that is yet to produce the token to start from. Rows count
-    /// from 0, prefills before decodes, as they stand in that step's plan.
+    /// Row of the step before ([`Plan::behind`]) that is yet to produce the input token. Rows count from 0 in the
+    /// order of that step's plan, prefills before decodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input: Option<u32>,
-    /// The adapter to compute with.
+    /// Adapter to compute with.
     #[serde(default, skip_serializing_if = "AdapterId::is_none")]
     pub adapter: AdapterId,
 }
@@ -117,14 +106,14 @@ pub struct Decode {
 /// Consecutive entries of one row of the page table that change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RowChange {
-    /// The row.
+    /// Row of the page table.
     pub slot: Slot,
-    /// The first entry.
+    /// First entry that changes.
     pub first_entry: u32,
     pub(crate) pages: Range<u32>,
 }
 
-/// Which way a copy goes.
+/// Direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CopyDirection {
@@ -134,21 +123,21 @@ pub enum CopyDirection {
     WriteBack,
 }
 
-/// A copy between device and host.
+/// Copy between device and host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Copy {
     /// The operation.
     pub op: OpId,
-    /// Which way.
+    /// Direction of the copy.
     pub direction: CopyDirection,
     pub(crate) pages: Range<u32>,
 }
 
-/// What L3 is to do.
+/// Kind of an L3 operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum L3Kind {
-    /// Say how many of the pages, from the first, it has.
+    /// Report how many of the pages, from the first, exist.
     Probe,
     /// Read the pages into host memory.
     Prefetch,
@@ -156,30 +145,30 @@ pub enum L3Kind {
     Backup,
 }
 
-/// A question or transfer for L3.
+/// Probe or transfer of L3.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct L3Op {
     /// The operation.
     pub op: OpId,
-    /// What to do.
+    /// Kind of the operation.
     pub kind: L3Kind,
     pub(crate) keys: Range<u32>,
     pub(crate) pages: Range<u32>,
 }
 
-/// A request whose life has ended.
+/// Request that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ended {
-    /// Whose.
+    /// The request.
     pub request: RequestId,
-    /// How: Finished, Aborted or Failed.
+    /// Final state: Finished, Aborted or Failed.
     pub state: StateName,
-    /// Why, if it failed.
+    /// Reason of a failure.
     pub reason: Option<FailReason>,
 }
 
 impl Plan {
-    /// Whether there is nothing to do.
+    /// Returns true if there is nothing to do.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.step.is_none()

@@ -1,4 +1,4 @@
-//! What things cost, measured: the price of loading against the price of computing again.
+//! Measured speeds: the price of loading against the price of recomputing.
 
 use std::time::Duration;
 
@@ -7,14 +7,14 @@ use terrace_fsm::Time;
 
 use crate::config::RateConfig;
 
-/// A running mean that forgets an eighth of what it knew with each sample, and in which a sample of
-/// many things counts more than one of few: a single page that waited behind a thousand says little.
+/// Running mean that forgets an eighth of its samples with each further one. A sample of many items counts more than
+/// one of few: a single page that waited behind a thousand says little.
 #[derive(Clone, Copy, Debug)]
 struct Mean {
     ns: u64,
-    /// How many things took that long, in 1/1024.
+    /// Number of items, in 1/1024.
     count: u64,
-    /// Whether nothing has been measured yet.
+    /// True until the first measurement.
     is_assumed: bool,
 }
 
@@ -29,7 +29,7 @@ impl Mean {
 
     fn observe(&mut self, ns: u64, count: u32) {
         if self.is_assumed {
-            // What was assumed counts as eight samples like the first.
+            // The assumption counts as eight samples like the first.
             self.ns = self.ns.saturating_mul(8 * u64::from(count));
             self.count = 8 * 1024 * u64::from(count);
             self.is_assumed = false;
@@ -38,7 +38,7 @@ impl Mean {
         self.extend_sample(ns, count);
     }
 
-    /// Adds to the latest sample: nothing is forgotten for it.
+    /// Adds to the latest sample without forgetting.
     fn extend_sample(&mut self, ns: u64, count: u32) {
         self.ns = self.ns.saturating_add(ns);
         self.count = self.count.saturating_add(u64::from(count) * 1024);
@@ -51,8 +51,7 @@ impl Mean {
     }
 }
 
-/// Transfers of one kind, which share a link: their price is the time in which the link is busy. The time that
-/// one waits behind others is theirs.
+/// Transfers of one kind, which share a link. Their price is the time in which the link is busy, without queueing.
 #[derive(Clone, Copy, Debug, Default)]
 struct Lane {
     /// End of the latest transfer.
@@ -65,9 +64,9 @@ struct Lane {
 #[derive(Clone, Copy, Debug)]
 struct Slice {
     ns: u64,
-    /// Whether the lane was idle when the transfer started.
+    /// True if the lane was idle when the transfer started.
     was_idle: bool,
-    /// Whether it begins a sample.
+    /// True if the transfer starts a sample.
     begins_sample: bool,
 }
 
@@ -92,13 +91,13 @@ impl Lane {
 pub(crate) struct Rates {
     assumed: RateConfig,
     prefill_ns_per_token: Mean,
-    /// The same for tokens as they count in a step.
+    /// Time per token as tokens count in a step.
     work_ns: Mean,
     load_back_ns_per_page: Mean,
     prefetch_ns_per_page: Mean,
     load_backs: Lane,
     prefetches: Lane,
-    /// What a step takes in which nothing is computed but decodes.
+    /// Time of a step with decodes alone.
     decode_step_ns: Mean,
 }
 
@@ -116,8 +115,8 @@ impl Rates {
         }
     }
 
-    /// A step computed so many tokens of prompts, which counted for that much work; what its decodes
-    /// would have taken alone is not theirs.
+    /// Notes a step with prompt tokens and their cost. The time that its decodes would have taken alone is not
+    /// counted.
     pub(crate) fn observe_prefill(
         &mut self,
         tokens: u32,
@@ -131,24 +130,24 @@ impl Rates {
         observe(&mut self.work_ns, took, work);
     }
 
-    /// How much work on prompts is done in so long.
+    /// Cost of prompt tokens that is computed in a time.
     pub(crate) fn work_within(&self, ns: u64) -> u32 {
         u32::try_from(ns / self.work_ns.each().max(1)).unwrap_or(u32::MAX)
     }
 
-    /// A step, repeated so often, was nothing but decodes.
+    /// Notes a step with decodes alone, and its repetitions.
     pub(crate) fn observe_decodes(&mut self, took: Duration, repeated: u64) {
         let steps = u32::try_from(repeated + 1).unwrap_or(u32::MAX);
         observe(&mut self.decode_step_ns, nanos(took), steps);
     }
 
-    /// A load-back ended. `pages` counts what arrived, if that tells how fast the link is.
+    /// Notes the end of a load-back. `pages` is the number of pages that arrived, if that measures the link.
     pub(crate) fn load_back_ended(&mut self, started: Time, now: Time, pages: Option<u32>) {
         let slice = self.load_backs.transfer_ended(started, now);
         observe_slice(&mut self.load_back_ns_per_page, slice, slice.ns, pages);
     }
 
-    /// A prefetch ended. `pages` counts what arrived, if that tells how fast L3 is.
+    /// Notes the end of a prefetch. `pages` is the number of pages that arrived, if that measures L3.
     pub(crate) fn prefetch_ended(&mut self, started: Time, now: Time, pages: Option<u32>) {
         let slice = self.prefetches.transfer_ended(started, now);
         let latency = if slice.was_idle { self.assumed.prefetch_latency_us * 1000 } else { 0 };
@@ -156,21 +155,22 @@ impl Rates {
         observe_slice(&mut self.prefetch_ns_per_page, slice, ns, pages);
     }
 
-    /// A prefetch was turned down. Unless the estimate drifts back, one slow hour would turn
-    /// prefetching off for good, since only prefetches measure it.
-    pub(crate) fn forgive_prefetch(&mut self) {
+    /// Moves the estimate towards the assumption after a prefetch that did not pay. Otherwise one slow hour would
+    /// turn prefetching off for good, because only prefetches measure it.
+    pub(crate) fn decay_prefetch_estimate(&mut self) {
         if planted(Bug::PriceOutForGood) {
             return;
         }
         self.prefetch_ns_per_page.drift_to(self.assumed.prefetch_ns_per_page);
     }
 
-    /// A load-back was turned down; see [`Rates::forgive_prefetch`].
-    pub(crate) fn forgive_load_back(&mut self) {
+    /// Moves the estimate towards the assumption after a load-back that did not pay; see
+    /// [`Rates::decay_prefetch_estimate`].
+    pub(crate) fn decay_load_back_estimate(&mut self) {
         self.load_back_ns_per_page.drift_to(self.assumed.load_back_ns_per_page);
     }
 
-    /// How many pages are loaded back while a step of decodes runs.
+    /// Number of pages that are loaded during a step of decodes.
     pub(crate) fn pages_loaded_within_step(&self) -> u32 {
         let pages = self.decode_step_ns.each() / self.load_back_ns_per_page.each().max(1);
         u32::try_from(pages).unwrap_or(u32::MAX)
@@ -185,7 +185,7 @@ impl Rates {
         load < self.prefill_ns(tokens)
     }
 
-    /// How long a prefetch should take.
+    /// Expected time of a prefetch.
     pub(crate) fn prefetch_time(&self, pages: u32) -> Duration {
         Duration::from_nanos(self.prefetch_ns(pages))
     }
@@ -241,7 +241,7 @@ mod tests {
         assert!(!rates.prefetch_pays(10, 160));
         let declined = (0..1000)
             .take_while(|_| {
-                rates.forgive_prefetch();
+                rates.decay_prefetch_estimate();
                 !rates.prefetch_pays(10, 160)
             })
             .count();
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn one_page_that_waited_behind_many_does_not_price_the_rest_out() {
+    fn one_page_that_queued_does_not_price_out_the_others() {
         let mut rates = Rates::new(&RateConfig {
             prefill_ns_per_token: 10_000,
             load_back_ns_per_page: 10_000,
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn prefills_beside_decodes_are_measured_without_what_the_decodes_take() {
+    fn prefills_beside_decodes_are_measured_without_the_decodes() {
         let mut rates = Rates::new(&RateConfig {
             prefill_ns_per_token: 50_000,
             load_back_ns_per_page: 20_000,

@@ -4,19 +4,17 @@ use serde::{Deserialize, Serialize};
 use terrace_cache::{PageKey, Passage, Reach, Sequence, Token};
 use terrace_fsm::RequestId;
 
-/// What the engine wants done. The prompt is tokens, or a [`Sequence`] if whoever routes requests has
-/// hashed them already.
+/// Request of the engine. The prompt is tokens, or a [`Sequence`] if they are hashed already.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Request<P = Vec<Token>> {
-    /// Its name, unique until a plan has told its end.
+    /// Id, unique until a plan has reported the end.
     pub id: RequestId,
-    /// The tokens to start from.
+    /// Tokens to start from.
     pub prompt: P,
-    /// How many tokens it may produce. With 0 its prompt is computed and that is all, as for scores and
-    /// embeddings.
+    /// Maximum number of tokens to produce. With 0 only the prompt is computed, as for scores and embeddings.
     pub max_new_tokens: u32,
-    /// Higher goes first where priorities count.
+    /// Higher priorities are first where priorities count.
     #[serde(default)]
     pub priority: i32,
     /// The adapter (LoRA) to compute with; empty for none.
@@ -25,28 +23,27 @@ pub struct Request<P = Vec<Token>> {
     /// The tenant's salt; empty for none.
     #[serde(default)]
     pub salt: String,
-    /// Whether every token of the prompt is to be computed, whatever the cache holds, because the engine
-    /// needs more of it than KV. What it computes is cached like that of any other request, and what it
-    /// has computed may serve it after a retraction once it has produced a token.
+    /// Computes every token of the prompt, even if it is cached, because the engine needs more of it than KV. Its
+    /// pages are cached like those of any other request, and may serve it after a retraction once it has produced a
+    /// token.
     #[serde(default, skip_serializing_if = "is_false")]
     pub computes_prompt: bool,
-    /// Whether each of its tokens is to be known before a step that follows it is planned, because the
-    /// engine decides by it what may come next. Others go ahead where
-    /// [two steps are in flight](crate::BatchConfig::steps_in_flight_max).
+    /// Plans a step only when all tokens before it are known, because the engine decides by them what may come next.
+    /// Other requests are planned ahead where [two steps are in flight](crate::BatchConfig::steps_in_flight_max).
     #[serde(default, skip_serializing_if = "is_false")]
     pub waits_for_tokens: bool,
-    /// Where the prompt says more than its tokens do, as with images: by their start, none over another.
-    /// Requests share no page that a passage of different content touches or precedes.
+    /// Passages of content other than text, such as images, by their start and without overlap. Requests share no
+    /// page that a passage of different content touches or precedes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub passages: Vec<Passage>,
-    /// How far down the tiers it looks for what it needs.
+    /// Deepest tier that the request reads from.
     #[serde(default, skip_serializing_if = "Reach::is_all")]
     pub reads: Reach,
-    /// How far down what it computes is written. What others use too goes as far as theirs.
+    /// Deepest tier that its pages are written to. Pages that other requests use too are written as deep as theirs.
     #[serde(default, skip_serializing_if = "Reach::is_all")]
     pub writes: Reach,
-    /// The names of further answers to the same prompt. Each is a request of its own, like this one. They are
-    /// taken all or none, hold their prompt once, and one computes or fetches its whole pages for all.
+    /// Ids of further requests for answers to the same prompt. They are accepted all or none, hold their prompt once,
+    /// and one computes or prefetches its whole pages for all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub siblings: Vec<RequestId>,
 }
@@ -57,7 +54,7 @@ fn is_false(flag: &bool) -> bool {
 }
 
 impl Request {
-    /// A request of plain priority, without adapter and salt.
+    /// Makes a request of priority 0, without adapter and salt.
     #[must_use]
     pub fn new(id: u64, prompt: Vec<Token>, max_new_tokens: u32) -> Self {
         Self::plain(id, prompt, max_new_tokens)
@@ -65,7 +62,7 @@ impl Request {
 }
 
 impl Request<Sequence> {
-    /// A request of plain priority, without adapter and salt, whose prompt is hashed already, with its passages.
+    /// Makes a request of priority 0, without adapter and salt, whose prompt is hashed already, with its passages.
     #[must_use]
     pub fn hashed(id: u64, prompt: Sequence, max_new_tokens: u32) -> Self {
         let passages = prompt.passages().to_vec();
@@ -91,13 +88,13 @@ impl<P> Request<P> {
         }
     }
 
-    /// The names of all its answers, its own first.
+    /// Ids of all its answers, its own first.
     pub fn ids(&self) -> impl Iterator<Item = RequestId> + '_ {
         std::iter::once(self.id).chain(self.siblings.iter().copied())
     }
 }
 
-/// Tokens to start from, hashed or not.
+/// Prompt, hashed or not.
 pub trait Prompt: sealed::Hashed {}
 
 impl Prompt for Vec<Token> {}
@@ -107,7 +104,7 @@ pub(crate) mod sealed {
     use super::{PageKey, Passage, Sequence, Token};
 
     pub trait Hashed {
-        /// How many tokens.
+        /// Number of tokens.
         fn tokens(&self) -> usize;
         /// Its sequence in a namespace. The passages fit the tokens.
         fn hashed(self, namespace: PageKey, page_size: u32, passages: &[Passage]) -> Sequence;

@@ -8,41 +8,16 @@ use terrace_cache::planted::{Bug, planted};
 use terrace_cache::{HashedMap, PageKey, Reach, Sequence};
 use terrace_fsm::{Computing, Lifecycle, RequestId, State, StateName, Time};
 
-use crate::adapters::AdapterId;
-use crate::line::Line;
-use crate::parked::Parked;
-use crate::sharing::Sharing;
-use crate::stats::Hits;
-use crate::step::Flying;
-use crate::waiting::{Found, Waiting};
+use crate::admission_queue::AdmissionQueue;
+use crate::deferred::Deferred;
+use crate::hit_count::HitCount;
+use crate::ids::{AdapterId, Handle};
+use crate::in_flight::InFlight;
+use crate::l3_lookup::L3Lookup;
+use crate::patience::Patience;
+use crate::wait::Wait;
 
-/// A live request as the scheduler knows it. The serial number tells it apart from others that had
-/// its place or its id before; lower numbers arrived earlier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Handle {
-    pub(crate) serial: u64,
-    pub(crate) index: u32,
-}
-
-impl Handle {
-    /// Not later than any other.
-    pub(crate) const FIRST: Self = Self { serial: 0, index: 0 };
-    /// Not earlier than any other.
-    pub(crate) const LAST: Self = Self { serial: u64::MAX, index: u32::MAX };
-
-    /// For how many of the tokens that a request may still produce there is memory from the start.
-    /// Requests that began together should not outgrow theirs in the same step.
-    pub(crate) fn room_for_answer(self, tokens_max: u32) -> usize {
-        let room = 4096 + 64 * (self.serial % 64) as usize;
-        room.min(tokens_max as usize)
-    }
-}
-
-/// So often L3 is asked about a request before it runs: what the cache loses again and again is not
-/// worth more probes.
-pub(crate) const L3_ASKS_MAX: u32 = 8;
-
-/// Everything about one live request: first what every step looks at, close together.
+/// Live request. The fields that every step reads are first, close together.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Entry {
@@ -50,96 +25,62 @@ pub(crate) struct Entry {
     pub(crate) handle: Handle,
     /// Tokens whose KV is computed or loaded, from the first.
     pub(crate) computed_tokens: u32,
-    /// Tokens behind those whose KV its load-back brings.
+    /// Tokens behind those that a load-back in flight brings.
     pub(crate) loading_tokens: u32,
     pub(crate) prompt_tokens: u32,
-    /// Tokens that it may still produce.
+    /// Tokens that the request may still produce.
     pub(crate) remaining_tokens: u32,
     /// Entries of its row that the engine knows.
     pub(crate) row_entries: u32,
     pub(crate) adapter: AdapterId,
-    /// Failed steps in a row.
+    /// Number of failed steps in a row.
     pub(crate) failed_steps: u32,
-    /// Whether it sits out the next step for want of memory.
+    /// Sits out the next step for lack of memory.
     pub(crate) stalled: bool,
-    /// Whether each of its tokens is known before a step that follows it is planned.
-    pub(crate) waits_for_tokens: bool,
-    /// How far down the tiers it looks for what it needs, and what it computes is written.
-    pub(crate) reads: Reach,
-    pub(crate) writes: Reach,
+    pub(crate) options: Options,
     pub(crate) life: Lifecycle,
-    /// What steps in flight compute of it.
-    pub(crate) flying: Flying,
+    /// Work of the steps in flight.
+    pub(crate) in_flight: InFlight,
     pub(crate) sequence: Sequence,
 
     pub(crate) priority: i32,
-    /// Tokens behind those that the step being planned computes of its prompt.
+    /// Tokens behind the planned ones that the step being planned computes.
     pub(crate) chunk_tokens: u32,
-    /// Where its prefill ends.
+    /// End of the prefill.
     pub(crate) prefill_end: u32,
-    /// Whether its whole prompt is computed, whatever the cache holds.
-    pub(crate) computes_prompt: bool,
     pub(crate) salt: Box<str>,
-    /// All answers that were submitted with it, itself among them; nothing for one that came alone.
+    /// All requests of the same submission, itself included; `None` for a single one.
     pub(crate) siblings: Option<Arc<[Handle]>>,
 
     pub(crate) submitted_at: Time,
-    waiting: Waiting,
-    /// When it fails if it has not started by then.
+    wait: Wait,
+    /// Time at which it fails if it has not started.
     start_by: Option<Time>,
     timer: Option<Time>,
-    /// How it has waited for others that compute or load its prefix, since it last ran.
-    pub(crate) sharing: Option<Sharing>,
-    /// Tokens of it that the cache lacked when somebody looked last.
+    /// Waits since it last ran.
+    pub(crate) patience: Patience,
+    /// Tokens that were not cached at the last look.
     pub(crate) uncached_tokens: Option<u32>,
-
-    /// What L3 was asked for last. It is asked anew, if that can be, when there is none.
-    pub(crate) asked: Option<Asked>,
-    /// How often L3 may still be asked.
-    pub(crate) asks_left: u32,
-    /// What L3 is known to have of it and has not brought yet.
-    pub(crate) found: Option<Found>,
-    /// The pages that L3 brought for it.
-    pub(crate) fetched: Range<u32>,
-    /// How many of those wait on host to be loaded, and count towards the share of the prefetches.
-    pub(crate) held_pages: u32,
-    /// Whether a load-back failed it: it computes instead.
+    pub(crate) l3: L3Lookup,
+    /// Computes instead of loading, because a load-back has failed.
     pub(crate) distrusts_host: bool,
-
-    /// Whether it has waited for copies to host that make room.
-    pub(crate) waited_for_room: bool,
-    /// Whether it has waited in vain for others to load less.
-    pub(crate) waited_for_share: bool,
-    /// Whether the host has more of it than could be loaded at once.
-    pub(crate) loads_on: bool,
-
-    /// The page that others wait for while it prefills.
+    /// Host pages are left to load after the load-back in flight.
+    pub(crate) loads_more: bool,
+    /// Page that it is registered to produce for others.
     pub(crate) computing_key: Option<PageKey>,
-    /// Whether it was admitted before, so that its hits are counted.
-    pub(crate) admitted_before: bool,
-    /// Whether what it loads now counts as hits.
-    pub(crate) counts_loaded: bool,
-    /// What of its prompt was found at its first admission.
-    pub(crate) hits: Hits,
+    pub(crate) hit_count: HitCount,
 }
 
-/// What L3 was asked for, or was not worth asking for.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Asked {
-    /// The first page: what the cache held then.
-    pub(crate) from: u32,
-    /// The first page behind it that L3 did not have, as far as is known.
-    pub(crate) lacks: Option<u32>,
+/// Options of a request, see [`Request`](crate::Request).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Options {
+    pub(crate) computes_prompt: bool,
+    pub(crate) waits_for_tokens: bool,
+    pub(crate) reads: Reach,
+    pub(crate) writes: Reach,
 }
 
 impl Entry {
-    /// L3 did not deliver a page of what it was asked for.
-    pub(crate) fn l3_lacks(&mut self, page: u32) {
-        if let Some(asked) = &mut self.asked {
-            asked.lacks = Some(page);
-        }
-    }
-
     pub(crate) fn new(
         id: RequestId,
         handle: Handle,
@@ -155,53 +96,45 @@ impl Entry {
             prompt_tokens: sequence.len() as u32,
             sequence,
             remaining_tokens: max_new_tokens,
-            computes_prompt: false,
-            waits_for_tokens: false,
-            reads: Reach::L3,
-            writes: Reach::L3,
+            options: Options {
+                computes_prompt: false,
+                waits_for_tokens: false,
+                reads: Reach::L3,
+                writes: Reach::L3,
+            },
             adapter: AdapterId::NONE,
             salt: Box::default(),
             siblings: None,
             life: Lifecycle::new(),
             submitted_at: now,
-            waiting: Waiting::ToAsk,
+            wait: Wait::ProbeQueued,
             start_by: None,
             timer: None,
-            sharing: None,
+            patience: Patience::default(),
             uncached_tokens: None,
-            asked: None,
-            asks_left: L3_ASKS_MAX,
-            found: None,
-            fetched: 0..0,
-            held_pages: 0,
+            l3: L3Lookup::default(),
             distrusts_host: false,
-            waited_for_room: false,
-            waited_for_share: false,
-            loads_on: false,
+            loads_more: false,
             computed_tokens: 0,
             loading_tokens: 0,
-            flying: Flying::default(),
+            in_flight: InFlight::default(),
             chunk_tokens: 0,
             prefill_end: 0,
             row_entries: 0,
             computing_key: None,
-            admitted_before: false,
-            counts_loaded: false,
-            hits: Hits::default(),
+            hit_count: HitCount::default(),
             stalled: false,
             failed_steps: 0,
         }
     }
 
-    /// Another answer to the same prompt, which has just come.
+    /// Makes another request for the same prompt.
     pub(crate) fn sibling(&self, id: RequestId, handle: Handle) -> Self {
         let (sequence, now) = (self.sequence.clone(), self.submitted_at);
         let sibling = Self::new(id, handle, self.priority, sequence, self.remaining_tokens, now);
+        let reads = if planted(Bug::AnswersApart) { Reach::Nothing } else { self.options.reads };
         Self {
-            computes_prompt: self.computes_prompt,
-            waits_for_tokens: self.waits_for_tokens,
-            reads: if planted(Bug::AnswersApart) { Reach::Nothing } else { self.reads },
-            writes: self.writes,
+            options: Options { reads, ..self.options },
             adapter: self.adapter,
             salt: self.salt.clone(),
             ..sibling
@@ -212,7 +145,7 @@ impl Entry {
         self.life.state().name()
     }
 
-    /// Whether it holds pages while it waits to run.
+    /// Returns true if it holds host pages while it waits to run.
     pub(crate) fn holds_while_waiting(&self) -> bool {
         match self.life.state() {
             State::Prefetching { path: pin, .. }
@@ -225,33 +158,54 @@ impl Entry {
             | State::WritingBack { .. }
             | State::Finished
             | State::Aborted
-            | State::Failed(_)
-            | State::Left => false,
+            | State::Failed(_) => false,
         }
     }
 
-    /// Forgets what was learnt about its tokens on host and in L3: they are looked up anew.
-    pub(crate) fn forget_lookups(&mut self) {
+    /// Resets everything that was learnt about its tokens on host and in L3. Prefetched pages are released before.
+    pub(crate) fn reset_lookups(&mut self) {
+        debug_assert_eq!(self.l3.held_pages(), 0);
         self.computed_tokens = 0;
-        self.distrusts_host = false;
-        self.loads_on = false;
-        (self.asked, self.asks_left) = (None, L3_ASKS_MAX);
-        (self.found, self.fetched, self.uncached_tokens) = (None, 0..0, None);
+        self.uncached_tokens = None;
+        self.l3 = L3Lookup::default();
+        (self.distrusts_host, self.loads_more) = (false, false);
     }
 
-    /// What it waits for.
-    pub(crate) fn waiting(&self) -> Waiting {
-        self.waiting
+    /// Returns true if it may yet produce the page of this token for others: it probes, prefetches, loads or
+    /// computes it.
+    pub(crate) fn produces(&self, first_token: u32) -> bool {
+        match self.wait {
+            Wait::ProbeQueued
+            | Wait::Probe { .. }
+            | Wait::PrefetchQueued { .. }
+            | Wait::Prefetch { .. } => true,
+            Wait::LoadBack { .. } | Wait::Step { .. } => {
+                self.state() == StateName::Prefilling
+                    && self.computed_tokens < first_token + self.sequence.page_size()
+                    && self.publishes()
+            }
+            Wait::Admission { .. } | Wait::Deferred { .. } | Wait::WriteBack { .. } => false,
+        }
     }
 
-    /// When it fails if it has not started by then.
+    /// Returns true if steps compute its prompt. Before that, all its waits have deadlines of their own.
+    pub(crate) fn is_computed_by_steps(&self) -> bool {
+        self.state() != StateName::Prefilling || self.in_flight.tokens() + self.chunk_tokens > 0
+    }
+
+    /// Its current wait.
+    pub(crate) fn wait(&self) -> Wait {
+        self.wait
+    }
+
+    /// Time at which it fails if it has not started.
     pub(crate) fn start_by(&self) -> Option<Time> {
         self.start_by
     }
 
-    /// The earlier of the two moments that it waits for.
+    /// Earlier end of its wait and of its time to start.
     fn next_moment(&self) -> Option<Time> {
-        match (self.waiting.until(), self.start_by) {
+        match (self.wait.until(), self.start_by) {
             (Some(until), Some(start_by)) => Some(until.min(start_by)),
             (until, start_by) => until.or(start_by),
         }
@@ -261,28 +215,28 @@ impl Entry {
         self.sequence.len() as u32
     }
 
-    /// Whether what the cache holds of it may serve it.
+    /// Returns true if it may use cached pages.
     pub(crate) fn takes_hits(&self) -> bool {
         self.may_read(Reach::Device)
-            && (!self.computes_prompt || self.tokens() > self.prompt_tokens)
+            && (!self.options.computes_prompt || self.tokens() > self.prompt_tokens)
     }
 
-    /// Whether it may have what this tier holds.
+    /// Returns true if it may read from this tier.
     pub(crate) fn may_read(&self, tier: Reach) -> bool {
-        self.reads >= tier || planted(Bug::ReadBeyondReach)
+        self.options.reads >= tier || planted(Bug::ReadBeyondReach)
     }
 
-    /// The adapter that a plan names.
-    pub(crate) fn adapter_told(&self) -> AdapterId {
+    /// Adapter in a plan.
+    pub(crate) fn planned_adapter(&self) -> AdapterId {
         if planted(Bug::ForgetAdapter) { AdapterId::NONE } else { self.adapter }
     }
 
-    /// Whether others may have what it computes.
+    /// Returns true if others may use the pages that it computes.
     pub(crate) fn publishes(&self) -> bool {
-        self.writes > Reach::Nothing || planted(Bug::PublishUnwritten)
+        self.options.writes > Reach::Nothing || planted(Bug::PublishUnwritten)
     }
 
-    /// The whole pages that are computed and that others cannot see yet, but may.
+    /// Whole pages that are computed and not published yet, if they may be published.
     #[inline]
     pub(crate) fn unpublished_pages(&self, page_size: u32) -> Option<Range<u32>> {
         let start = self.life.state().computing()?.path.depth();
@@ -291,38 +245,38 @@ impl Entry {
         are_some.then(|| start..computed / page_size)
     }
 
-    /// Tokens whose KV is there, or will be when its load-back has ended.
+    /// Tokens whose KV is present after the load-back in flight.
     pub(crate) fn found_tokens(&self) -> u32 {
         self.computed_tokens + self.loading_tokens
     }
 
-    /// Tokens whose KV will be there when its load-back and the steps in flight have ended.
+    /// Tokens whose KV is present after the load-back and the steps in flight.
     pub(crate) fn planned_tokens(&self) -> u32 {
-        self.found_tokens() + self.flying.tokens
+        self.found_tokens() + self.in_flight.tokens()
     }
 
-    /// Pages that it has on device: published ones and its own. Those that are being loaded are their operation's.
+    /// Device pages: published ones and its own. Destination pages of a load-back belong to the operation.
     pub(crate) fn device_pages(&self) -> u32 {
         self.life.state().computing().map_or(0, Computing::device_pages)
     }
 
-    /// Who is served first when memory is short: lower is better.
+    /// Rank when memory is short. Lower ranks are served first.
     pub(crate) fn rank(&self) -> (std::cmp::Reverse<i32>, u64) {
         (std::cmp::Reverse(self.priority), self.handle.serial)
     }
 }
 
-/// The live requests, by place and by id, their timers, and the line of those that could be admitted.
+/// Live requests by place and by id, their timers, the admission queue and the deferred requests.
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
     entries: Vec<Option<Entry>>,
     vacant: Vec<u32>,
-    /// Where the live requests are; an id stays until its end has been told, lest it mean two.
+    /// Places by id. An id stays until a plan has reported the end, so that it never means two requests.
     by_id: HashedMap<RequestId, u32>,
     serial: u64,
     timers: BTreeSet<(Time, Handle)>,
-    line: Line,
-    parked: Parked,
+    queue: AdmissionQueue,
+    deferred: Deferred,
 }
 
 impl Requests {
@@ -341,12 +295,12 @@ impl Requests {
 
     pub(crate) fn remove(&mut self, handle: Handle) {
         self.set_timer(handle, None);
-        let Entry { waiting, priority, .. } = self[handle];
-        if waiting.is_in_line() {
-            self.line.remove(handle, priority);
+        let Entry { wait, priority, .. } = self[handle];
+        if wait.is_queued() {
+            self.queue.remove(handle, priority);
         }
-        if let Some(wake) = waiting.wake() {
-            self.parked.remove(handle, wake);
+        if let Some(wake) = wait.wake() {
+            self.deferred.remove(handle, wake);
         }
         self.wake_followers(handle, u32::MAX);
         if self.entries[handle.index as usize].take().is_some() {
@@ -354,87 +308,87 @@ impl Requests {
         }
     }
 
-    /// The end of a request has been told: its id may be used again.
-    pub(crate) fn end_told(&mut self, id: RequestId) {
+    /// Frees the id of an ended request for reuse.
+    pub(crate) fn free_id(&mut self, id: RequestId) {
         self.by_id.remove(&id);
     }
 
-    /// Whether a request has this id, or had it and its end has not been told.
+    /// Returns true if the id is in use, or its request has ended and no plan has reported that.
     pub(crate) fn knows(&self, id: RequestId) -> bool {
         self.by_id.contains_key(&id)
     }
 
-    /// From now on the request waits for this: its place in line, its timer and what wakes it follow.
-    pub(crate) fn wait(&mut self, handle: Handle, waiting: Waiting) {
+    /// Replaces the wait of a request, and updates the admission queue, its timer and the event that wakes it.
+    pub(crate) fn wait(&mut self, handle: Handle, wait: Wait) {
         let entry = self.get_mut(handle).expect("a live request");
-        let before = std::mem::replace(&mut entry.waiting, waiting);
+        let before = std::mem::replace(&mut entry.wait, wait);
         let (priority, timer) = (entry.priority, entry.next_moment());
         let changes_timer = entry.timer != timer;
-        match (before.is_in_line(), waiting.is_in_line()) {
-            (false, true) => self.line.insert(handle, priority),
-            (true, false) => self.line.remove(handle, priority),
+        match (before.is_queued(), wait.is_queued()) {
+            (false, true) => self.queue.insert(handle, priority),
+            (true, false) => self.queue.remove(handle, priority),
             (true, true) | (false, false) => {}
         }
         if let Some(wake) = before.wake() {
-            self.parked.remove(handle, wake);
+            self.deferred.remove(handle, wake);
         }
-        if let Some(wake) = waiting.wake() {
-            self.parked.insert(handle, wake);
+        if let Some(wake) = wait.wake() {
+            self.deferred.insert(handle, wake);
         }
         if changes_timer {
             self.set_timer(handle, timer);
         }
-        if !waiting.may_bring() {
+        if !wait.may_provide() {
             self.wake_followers(handle, u32::MAX);
         }
     }
 
     // ---- deferred requests ----
 
-    /// Requests that wait for pages of this one up to `page` are in line again.
-    pub(crate) fn wake_followers(&mut self, provider: Handle, page: u32) {
-        while let Some(follower) = self.parked.follower(provider, page) {
-            self.wait(follower, Waiting::IN_LINE);
+    /// Queues requests that wait for pages of this producer up to `page`.
+    pub(crate) fn wake_followers(&mut self, producer: Handle, page: u32) {
+        while let Some(follower) = self.deferred.follower(producer, page) {
+            self.wait(follower, Wait::ADMISSION);
         }
     }
 
-    /// Requests that wait for load-backs are in line again: one has ended.
+    /// Queues requests that wait for the end of a load-back.
     pub(crate) fn wake_for_load_back(&mut self) {
-        while let Some(handle) = self.parked.first_for_load_back() {
-            self.wait(handle, Waiting::IN_LINE);
+        while let Some(handle) = self.deferred.first_for_load_back() {
+            self.wait(handle, Wait::ADMISSION);
         }
     }
 
-    /// Requests that wait for a place for their adapter are in line again, as many as there are places.
+    /// Queues requests that wait for a place for their adapter, as many as there are places.
     pub(crate) fn wake_for_adapters(&mut self, places: u32) {
         for _ in 0..places {
-            let Some(handle) = self.parked.first_for_adapter() else { return };
-            self.wait(handle, Waiting::IN_LINE);
+            let Some(handle) = self.deferred.first_for_adapter() else { return };
+            self.wait(handle, Wait::ADMISSION);
         }
     }
 
-    /// Requests that wait for a place for this adapter are in line again: it runs.
+    /// Queues requests that wait for a place for this adapter, because it runs.
     pub(crate) fn wake_with_adapter(&mut self, adapter: AdapterId) {
-        while let Some(handle) = self.parked.first_with_adapter(adapter) {
-            self.wait(handle, Waiting::IN_LINE);
+        while let Some(handle) = self.deferred.first_with_adapter(adapter) {
+            self.wait(handle, Wait::ADMISSION);
         }
     }
 
     /// Deferred requests.
-    pub(crate) fn parked(&self) -> &Parked {
-        &self.parked
+    pub(crate) fn deferred(&self) -> &Deferred {
+        &self.deferred
     }
 
     pub(crate) fn set_priority(&mut self, handle: Handle, priority: i32) {
         let entry = self.get_mut(handle).expect("a live request");
         let before = std::mem::replace(&mut entry.priority, priority);
-        if entry.waiting.is_in_line() {
-            self.line.remove(handle, before);
-            self.line.insert(handle, priority);
+        if entry.wait.is_queued() {
+            self.queue.remove(handle, before);
+            self.queue.insert(handle, priority);
         }
     }
 
-    /// The request fails if it has not started by then.
+    /// Sets the time at which the request fails if it has not started.
     pub(crate) fn limit_start(&mut self, handle: Handle, start_by: Option<Time>) {
         let entry = &mut self[handle];
         if entry.start_by != start_by {
@@ -457,7 +411,7 @@ impl Requests {
         }
     }
 
-    /// A request whose timer has run out, if any; its timer is off then.
+    /// Clears the timer of a request whose timer has run out, and returns the request.
     pub(crate) fn next_expired(&mut self, now: Time) -> Option<Handle> {
         let &(_, handle) = self.timers.first().filter(|(timer, _)| *timer <= now)?;
         self.set_timer(handle, None);
@@ -485,16 +439,16 @@ impl Requests {
         entry.filter(|entry| entry.handle.serial == handle.serial)
     }
 
-    /// Drops those that have ended from a queue, once they may be the most of it.
+    /// Removes ended requests from a queue, once they may be most of it.
     pub(crate) fn prune(&self, queue: &mut VecDeque<Handle>) {
         if queue.len() > self.len() {
             queue.retain(|&handle| self.get(handle).is_some());
         }
     }
 
-    /// Those that could be admitted.
-    pub(crate) fn line(&self) -> &Line {
-        &self.line
+    /// Requests that may be admitted.
+    pub(crate) fn queue(&self) -> &AdmissionQueue {
+        &self.queue
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -505,7 +459,7 @@ impl Requests {
         self.entries.iter().flatten()
     }
 
-    /// Timers that run, for the audit.
+    /// Number of running timers.
     pub(crate) fn timers(&self) -> usize {
         self.timers.len()
     }

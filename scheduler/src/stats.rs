@@ -1,18 +1,18 @@
-//! Counters and gauges, all kept up to date, so that reading them costs nothing.
+//! Counters and gauges. All are kept up to date, so reading them costs nothing.
 
 use serde::{Deserialize, Serialize};
 use terrace_cache::CacheUse;
 
-/// How the scheduler is doing. Counters only grow; gauges say how it is now.
+/// Counters and gauges of the scheduler. Counters only increase; gauges are current values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stats {
-    /// Requests taken.
+    /// Accepted requests.
     pub submitted: u64,
-    /// Requests that came to their end.
+    /// Requests that finished.
     pub finished: u64,
-    /// Requests called off.
+    /// Requests that were aborted.
     pub aborted: u64,
-    /// Requests that could not go on.
+    /// Requests that failed.
     pub failed: u64,
     /// Gauge: requests that wait, retracted ones included.
     pub waiting: u32,
@@ -27,11 +27,11 @@ pub struct Stats {
     pub steps_failed: u64,
     /// Prompt tokens of admitted requests, counted once, at first admission, like the hits.
     pub prompt_tokens: u64,
-    /// Of those, tokens whose KV was on device.
+    /// Prompt tokens whose KV was on device.
     pub device_hit_tokens: u64,
-    /// Of those, tokens whose KV was loaded from host.
+    /// Prompt tokens whose KV was loaded from host.
     pub host_hit_tokens: u64,
-    /// Of those, tokens whose KV was fetched from L3 for this request.
+    /// Prompt tokens whose KV was fetched from L3 for this request.
     pub l3_hit_tokens: u64,
     /// Tokens of prompts, and of retracted requests again, that were computed.
     pub prefilled_tokens: u64,
@@ -39,12 +39,12 @@ pub struct Stats {
     pub generated_tokens: u64,
     /// Running requests that had to give up their device memory.
     pub retractions: u64,
-    /// Times that a decode sat out a step for want of memory.
+    /// Number of times that a decode sat out a step for lack of memory.
     pub stalls: u64,
     /// Requests that waited for another that computed or loaded their prefix.
     pub shared_waits: u64,
 
-    /// Questions asked.
+    /// Probes of L3.
     pub probes: OperationStats,
     /// Transfers from L3 to host.
     pub prefetches: OperationStats,
@@ -54,32 +54,32 @@ pub struct Stats {
     pub write_backs: OperationStats,
     /// Transfers from host to L3.
     pub backups: OperationStats,
-    /// Outcomes that came after their operation had ended, or twice.
+    /// Late and repeated outcomes of operations.
     pub ignored_outcomes: u64,
-    /// Step results that came twice.
+    /// Repeated reports of steps.
     pub ignored_steps: u64,
-    /// Pages that L3 had but that found no room on host.
+    /// Pages in L3 that were not prefetched for lack of room on host.
     pub prefetch_shortened_pages: u64,
-    /// Prefetches that were not begun because computing is faster.
+    /// Prefetches that were not started because computing is faster.
     pub prefetches_priced_out: u64,
-    /// Pages that L3 was not asked for because it failed to deliver them lately.
+    /// Pages that L3 was not probed for because it failed to deliver them recently.
     pub negative_hits: u64,
-    /// Pages that were to be copied to host and found no room, or gave way.
+    /// Pages that were not copied to host for lack of room.
     pub write_backs_skipped_pages: u64,
-    /// Gauge: backups that wait for their turn.
+    /// Gauge: queued backups.
     pub backups_waiting: u32,
-    /// Backups that gave way.
+    /// Backups that were dropped.
     pub backups_skipped: u64,
 
-    /// Nodes of the tree that changes have looked at: the cache's cost in a unit that does not depend
-    /// on the machine.
+    /// Nodes of the tree that changes have visited: the cost of the cache in a unit that does not depend on the
+    /// machine.
     pub node_visits: u64,
-    /// Gauge: how full the tiers are.
+    /// Gauge: use of the tiers.
     pub cache: CacheUse,
 }
 
 impl Stats {
-    /// Transfers that have not ended, and backups that wait for their turn.
+    /// Number of transfers in flight and of queued backups.
     #[must_use]
     pub fn transfers_under_way(&self) -> u32 {
         let kinds = [&self.prefetches, &self.load_backs, &self.write_backs, &self.backups];
@@ -87,7 +87,7 @@ impl Stats {
     }
 }
 
-/// What of a prompt the cache held when the request was first admitted.
+/// Cached part of a prompt at the first admission of its request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hits {
     /// Tokens whose KV was on device.
@@ -99,29 +99,29 @@ pub struct Hits {
 }
 
 impl Hits {
-    /// Tokens that did not have to be computed.
+    /// Tokens that were not computed.
     #[must_use]
     pub fn total(&self) -> u32 {
         self.device_tokens + self.host_tokens + self.l3_tokens
     }
 }
 
-/// How the operations of one kind are doing.
+/// Counters and gauges of one kind of operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OperationStats {
-    /// Operations begun.
+    /// Operations that were started.
     pub started: u64,
     /// Gauge: operations without a final outcome.
     pub in_flight: u32,
-    /// Gauge: their pages.
+    /// Gauge: pages of those operations.
     pub in_flight_pages: u32,
-    /// Gauge: of those, pages of operations whose request has stopped waiting.
+    /// Gauge: pages of operations whose request has stopped waiting.
     pub quarantined_pages: u32,
     /// Pages that arrived sound; for probes, pages found.
     pub sound_pages: u64,
-    /// Pages that did not, of operations that were not called off.
+    /// Pages that did not arrive sound, of operations that were not called off.
     pub unsound_pages: u64,
-    /// Operations that the driver stopped because nobody waited for them any more.
+    /// Operations that the driver stopped because no request waited for them.
     #[serde(default)]
     pub called_off: u64,
     /// Outcomes that said failed, corrupt or timed out.

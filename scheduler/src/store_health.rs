@@ -1,4 +1,4 @@
-//! What is known about L3's failings: pages it did not deliver, and pauses after failures.
+//! Health of L3: pages that it did not deliver, and back-off after failures.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -7,15 +7,14 @@ use terrace_cache::planted::{Bug, planted};
 use terrace_cache::{HashedMap, Keys, PageKey};
 use terrace_fsm::Time;
 
-/// The endings of keys that are told apart.
+/// Number of key endings that are distinguished.
 const ENDINGS: usize = 4096;
 
-/// Pages that L3 failed to deliver lately, so that not every request asks for them again.
+/// Pages that L3 failed to deliver recently, so that not every request asks for them again.
 #[derive(Debug)]
 pub(crate) struct NegativeCache {
     until: HashedMap<PageKey, Time>,
-    /// How many of these keys end in each pattern of so many bits: few are there and many are looked
-    /// for, so that most are found missing here.
+    /// Number of these keys by ending. Few keys are present and many are looked up, so most lookups end here.
     endings: Box<[u32; ENDINGS]>,
     oldest_first: VecDeque<(Time, PageKey)>,
     ttl: Duration,
@@ -49,7 +48,7 @@ impl NegativeCache {
         }
     }
 
-    /// The page has been stored meanwhile.
+    /// Removes a page that has been stored.
     pub(crate) fn remove(&mut self, key: PageKey) {
         if self.endings[ending(key)] > 0
             && !planted(Bug::MissingForGood)
@@ -59,7 +58,7 @@ impl NegativeCache {
         }
     }
 
-    /// How many of the keys, from the first, are worth asking for.
+    /// Length of the prefix of `keys` without a known missing page.
     pub(crate) fn askable(&self, keys: Keys<'_>, now: Time) -> usize {
         if self.until.is_empty() {
             return keys.len();
@@ -76,7 +75,7 @@ fn ending(key: PageKey) -> usize {
     key.0 as usize % ENDINGS
 }
 
-/// A pause after failures that doubles with each further one.
+/// Back-off after failures. Each further failure doubles it.
 #[derive(Debug)]
 pub(crate) struct Backoff {
     base: Duration,
@@ -96,8 +95,7 @@ impl Backoff {
         self.until = now.after(pause);
     }
 
-    /// Notes how an operation went. That one has not failed is no proof that the store is well if it came
-    /// too late for its request, or was called off.
+    /// Notes how an operation went. A success proves nothing if it came too late for its request, or was called off.
     pub(crate) fn note(&mut self, failed: bool, is_telling: bool, now: Time) {
         if failed {
             self.failed(now);
@@ -129,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_page_is_not_asked_for_until_its_time_is_over() {
+    fn a_missing_page_is_not_requested_until_its_entry_expires() {
         let mut negative = NegativeCache::new(Duration::from_micros(100), 2);
         let keys = [PageKey(1), PageKey(2), PageKey(3)];
         negative.insert(PageKey(2), Time(0));
@@ -141,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn only_so_many_are_remembered() {
+    fn the_number_of_missing_pages_is_bounded() {
         let mut negative = NegativeCache::new(Duration::from_secs(1), 2);
         for key in 0..10 {
             negative.insert(PageKey(key), Time(key as u64));
@@ -152,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn pauses_double_up_to_a_limit() {
+    fn back_off_doubles_up_to_a_limit() {
         let mut backoff = Backoff::new(Duration::from_micros(10), Duration::from_micros(35));
         let mut pauses = Vec::new();
         for _ in 0..4 {

@@ -1,7 +1,7 @@
-//! Witnesses: who sees every call of a scheduler and its answer.
+//! Observers of a scheduler, which see every call and its result.
 //!
-//! A scheduler is a pure function of its calls, so what a witness has seen can be done again elsewhere,
-//! step by step. An engine that lets itself be watched drives a [`WatchedScheduler`].
+//! A scheduler is a pure function of its calls, so an observer can record and repeat them step by step. An engine
+//! that is observed drives a [`WatchedScheduler`].
 
 use std::ops::Deref;
 
@@ -15,37 +15,36 @@ use crate::plan::Plan;
 use crate::request::Request;
 use crate::scheduler::Scheduler;
 
-/// A call of a scheduler.
+/// Call of a scheduler.
 #[derive(Clone, Copy, Debug)]
 pub enum Seen<'a> {
-    /// A scheduler was made so: the first that is seen.
+    /// A scheduler was made with this configuration. This is the first call.
     Began(&'a Config),
-    /// A request was taken. Those that were refused changed nothing.
+    /// A request was accepted. Rejected requests change nothing.
     Submitted(&'a Request),
-    /// A request was called off.
+    /// A request was aborted.
     Aborted(RequestId),
-    /// A request is as urgent as this from now on.
+    /// The priority of a request was changed.
     PrioritySet(RequestId, i32),
-    /// Something happened outside.
+    /// An event was applied.
     Advanced(Event<'a>),
-    /// This was planned.
+    /// A plan was made.
     Planned(&'a Plan),
-    /// The model computes with weights of this fingerprint from now on.
+    /// The weights were replaced by those with this fingerprint.
     WeightsReplaced(&'a str),
-    /// What nobody holds was forgotten.
+    /// The cache was cleared.
     CacheCleared,
     /// Unused pages on the device were forgotten.
     DeviceCleared,
 }
 
-/// Somebody who sees all calls of a scheduler, in their order. It is called between steps, so it must
-/// not wait for anything.
+/// Observer of all calls of a scheduler, in their order. It is called between steps, so it must not block.
 pub trait Witness: Send {
-    /// This has just happened.
+    /// Called after each call of the scheduler.
     fn saw(&mut self, now: Time, seen: Seen<'_>);
 }
 
-/// A scheduler whose calls are told to witnesses; without any it costs what the scheduler does.
+/// Scheduler that reports its calls to observers. Without observers it costs no more than a [`Scheduler`].
 #[allow(missing_debug_implementations)]
 pub struct WatchedScheduler {
     scheduler: Scheduler,
@@ -53,10 +52,10 @@ pub struct WatchedScheduler {
 }
 
 impl WatchedScheduler {
-    /// An idle scheduler, as [`Scheduler::new`] makes it.
+    /// Makes an idle scheduler like [`Scheduler::new`].
     ///
     /// # Errors
-    /// What about the configuration cannot work, and what to change.
+    /// If the configuration cannot work. The error says what to change.
     pub fn new(config: Config, witnesses: Vec<Box<dyn Witness>>) -> Result<Self, ConfigError> {
         let mut this = Self { scheduler: Scheduler::new(config)?, witnesses };
         for witness in &mut this.witnesses {
@@ -68,7 +67,7 @@ impl WatchedScheduler {
     /// See [`Scheduler::submit`].
     ///
     /// # Errors
-    /// Why the request cannot be taken.
+    /// If the request cannot be accepted.
     pub fn submit(&mut self, now: Time, request: Request) -> Result<(), SubmitError> {
         let watched = (!self.witnesses.is_empty()).then(|| request.clone());
         self.scheduler.submit(now, request)?;
@@ -78,7 +77,7 @@ impl WatchedScheduler {
         Ok(())
     }
 
-    /// See [`Scheduler::l3_digests`]. No witness sees it: it changes nothing.
+    /// See [`Scheduler::l3_digests`]. Observers do not see it, because it changes nothing.
     pub fn l3_digests(&mut self, op: OpId, into: &mut Vec<PrefixDigest>) {
         self.scheduler.l3_digests(op, into);
     }
@@ -86,7 +85,7 @@ impl WatchedScheduler {
     /// See [`Scheduler::abort`].
     ///
     /// # Errors
-    /// If there is no such request, or it has ended.
+    /// If there is no live request with this id.
     pub fn abort(&mut self, now: Time, id: RequestId) -> Result<(), UnknownRequest> {
         self.scheduler.abort(now, id)?;
         self.tell(now, Seen::Aborted(id));
@@ -96,7 +95,7 @@ impl WatchedScheduler {
     /// See [`Scheduler::set_priority`].
     ///
     /// # Errors
-    /// If there is no such request, or it has ended.
+    /// If there is no live request with this id.
     pub fn set_priority(
         &mut self,
         now: Time,
@@ -111,7 +110,7 @@ impl WatchedScheduler {
     /// See [`Scheduler::advance`].
     ///
     /// # Errors
-    /// What about the event cannot be.
+    /// If the event contradicts the plans.
     pub fn advance(&mut self, now: Time, event: Event<'_>) -> Result<(), EventError> {
         self.scheduler.advance(now, event)?;
         self.tell(now, Seen::Advanced(event));
@@ -127,7 +126,7 @@ impl WatchedScheduler {
     /// See [`Scheduler::replace_weights`].
     ///
     /// # Errors
-    /// When a step is in flight.
+    /// If a step is in flight.
     pub fn replace_weights(&mut self, now: Time, fingerprint: &str) -> Result<(), StepsInFlight> {
         self.scheduler.replace_weights(now, fingerprint)?;
         self.tell(now, Seen::WeightsReplaced(fingerprint));
@@ -153,7 +152,7 @@ impl WatchedScheduler {
         self.scheduler.drain_trace()
     }
 
-    /// See [`Scheduler::drain_kv_events`]. Nothing that is decided depends on it, so witnesses need not see it.
+    /// See [`Scheduler::drain_kv_events`]. Observers do not see it, because no decision depends on it.
     pub fn drain_kv_events(&mut self, into: &mut KvEvents) {
         self.scheduler.drain_kv_events(into);
     }

@@ -1,6 +1,6 @@
 //! A binary heap of nodes by rank from which any node can be taken out.
 
-/// What orders nodes: the smallest goes first, and no two are equal.
+/// Order of eviction: the smallest is first, and no two are equal.
 pub(crate) type Rank = (u64, u64);
 
 const ABSENT: u32 = u32::MAX;

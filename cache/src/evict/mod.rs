@@ -22,30 +22,30 @@ use crate::name::is_name_of;
 use crate::planted::{Bug, planted};
 use crate::reach::Reach;
 
-/// How a node has been used; the tree keeps it, policies read it.
+/// Use of a node. The tree keeps it, policies read it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Usage {
     /// A tick that no other node shares: when the node came to be.
     pub(crate) created: u64,
     /// The tick of the latest use.
     pub(crate) last_used: u64,
-    /// How many requests found the node in the cache.
+    /// Number of requests that found the node in the cache.
     pub(crate) hits: u32,
     /// The highest priority among the requests that used it.
     pub(crate) priority: i32,
     /// Bits of the first page's key: the same prefix has the same ones when it returns.
     pub(crate) fingerprint: u64,
-    /// How far it may be written: as far as what any request that used it writes.
+    /// Deepest tier that the node may be written to: the deepest of all requests that used it.
     pub(crate) reach: Reach,
 }
 
 impl Usage {
-    /// Whether it may be written to host.
+    /// Returns true if it may be written to host.
     pub(crate) fn may_be_on_host(&self) -> bool {
         self.reach >= Reach::Host || planted(Bug::WriteBeyondReach)
     }
 
-    /// Whether both have been used alike, whatever their age.
+    /// Returns true if both have been used alike, regardless of their age.
     pub(crate) fn is_like(&self, other: &Usage) -> bool {
         (self.last_used, self.hits, self.priority) == (other.last_used, other.hits, other.priority)
     }
@@ -89,7 +89,7 @@ impl EvictionKind {
     pub const ALL: [EvictionKind; 6] =
         [Self::Lru, Self::Lfu, Self::Slru, Self::Fifo, Self::Priority, Self::S3Fifo];
 
-    /// What it is called in flags, files and logs.
+    /// Name in flags, files and logs.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -102,8 +102,8 @@ impl EvictionKind {
         }
     }
 
-    /// Whether nothing but the use of its node tells when a page goes. Then it does not matter in which
-    /// of two nodes that were used alike it lies; to the others a node's age or number matters too.
+    /// Returns true if the policy evicts by the use of a node alone. Then it does not matter in which of two nodes
+    /// with the same use a page is. The other policies also depend on a node's age or number.
     pub(crate) fn goes_by_use(self) -> bool {
         match self {
             Self::Lru | Self::Lfu | Self::Priority => true,
@@ -155,7 +155,7 @@ pub(crate) mod tests {
     use super::*;
 
     #[test]
-    fn every_policy_is_read_as_it_is_written_and_with_underscores() {
+    fn every_policy_is_parsed_as_printed_and_with_underscores() {
         for kind in EvictionKind::ALL {
             assert_eq!(kind.to_string().parse(), Ok(kind));
             assert_eq!(kind.name().replace('-', "_").parse(), Ok(kind));

@@ -10,7 +10,7 @@ use crate::hash::HashedSet;
 const SMALL_PERCENT: usize = 10;
 /// A node's credit in the main queue is at most this.
 const CREDIT_MAX: u32 = 3;
-/// How many evicted prefixes are remembered at the most.
+/// Maximum number of evicted prefixes that are remembered.
 const GHOSTS_MAX: usize = 1 << 16;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -129,7 +129,7 @@ mod tests {
     use crate::evict::tests::{order, usage};
 
     #[test]
-    fn newcomers_without_a_hit_go_before_those_with_one() {
+    fn new_pages_without_a_hit_are_evicted_before_others() {
         let mut policy = S3Fifo::default();
         let nodes = [usage(0, 0, 1), usage(1, 1, 0), usage(2, 2, 0)];
         assert_eq!(order(&mut policy, &nodes), [1, 2, 0]);

@@ -59,7 +59,7 @@ mod tests {
     use crate::evict::tests::{order, usage};
 
     #[test]
-    fn what_was_never_hit_goes_first() {
+    fn pages_without_a_hit_are_evicted_first() {
         let mut policy = Slru::default();
         let nodes = [usage(0, 10, 1), usage(1, 40, 0), usage(2, 30, 0)];
         assert_eq!(order(&mut policy, &nodes), [2, 1, 0]);

@@ -11,7 +11,7 @@ pub(crate) struct DigestAt {
     pub(crate) digest: PrefixDigest,
 }
 
-/// What is known, at most one digest for each node: of a prefix that ends in it.
+/// Known digests, at most one for each node: of a prefix that ends in it.
 #[derive(Debug, Default)]
 pub(crate) struct Digests(HashedMap<u32, DigestAt>);
 

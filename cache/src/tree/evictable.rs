@@ -36,7 +36,7 @@ impl Tree {
         self.refresh_in::<Host>(index);
     }
 
-    /// Whether a node is evictable depends on its children: a change goes up.
+    /// A node is evictable only with its children: a change propagates upwards.
     pub(super) fn refresh_in<T: Tier>(&mut self, mut index: u32) {
         while self.refresh_node::<T>(index) {
             index = self.nodes[index as usize].parent;
@@ -81,7 +81,7 @@ impl Tree {
     }
 }
 
-/// Whether the node's pages in this tier may go, once those below them have gone, which may too.
+/// Returns true if the node's pages in this tier may be evicted after those below them, which may be evicted too.
 pub(crate) fn is_evictable<T: Tier>(node: &Node) -> bool {
     let holding = T::of(node);
     !holding.pages.is_empty() && holding.evictable_children == holding.children && T::may_go(node)

@@ -15,10 +15,9 @@ use crate::tier::{Device, Page, Pages, Tier, TierName};
 impl Tree {
     /// Inserts the run's pages below the pinned path, in tier `T`, and moves the pin to their end.
     ///
-    /// Pages that the tier holds already go back to the pool; unsound host copies that nobody reads
-    /// are replaced. Pages that cannot be inserted (two
-    /// prefixes with one key) stay in `pages`. Tells how many pages the pinned path gained and
-    /// the place of the first page that the tier had already.
+    /// Pages that the tier holds already return to the pool; unsound host copies that nothing reads are replaced.
+    /// Pages that cannot be inserted (two prefixes with one key) stay in `pages`. Returns the number of pages that
+    /// the pinned path gained, and the place of the first page that the tier had already.
     pub(crate) fn insert<T: Tier>(
         &mut self,
         pin: &mut Pin<T>,
@@ -29,8 +28,8 @@ impl Tree {
         pool: &mut Pool<T>,
     ) -> (u32, Option<u32>) {
         assert_eq!(run.start_page, pin.depth, "pages belong at the end of the pinned path");
-        // A host prefix may have proved unsound meanwhile: nobody finds what lies below it until it
-        // is computed or fetched anew.
+        // A host prefix may have been found corrupt meanwhile: pages below it are not matched until it is computed or
+        // fetched again.
         let on_device = self.node(pin.node).held_by::<Device>();
         assert!(on_device || T::NAME == TierName::Host, "device pages need their prefix");
         let mut bottom = pin.node.index;
@@ -62,7 +61,7 @@ impl Tree {
             self.make_way(child, pool);
             if self.nodes[child as usize].held_by::<T>() {
                 first_duplicate = first_duplicate.or(Some(rest.start_page));
-                // Whoever computed them may still read them.
+                // The request that computed them may still read them.
                 pool.cool(pages.as_vec_mut().drain(..common));
             } else {
                 self.attach(child, pages);
@@ -104,8 +103,8 @@ impl Tree {
         }
     }
 
-    /// Whether a node may gain pages of tier `T` in place: nothing lies below it, no other tier
-    /// holds it, no operation knows its extent, only one pin ends at it, and it costs no long copy.
+    /// Returns true if a node may gain pages of tier `T` in place: nothing is below it, no other tier holds it, no
+    /// operation knows its extent, only one pin ends at it, and it costs no long copy.
     pub(super) fn may_lengthen<T: Tier>(&self, index: u32, run: PageRun<'_>, in_l3: bool) -> bool {
         let node = &self.nodes[index as usize];
         let is_ours = node.device.pins + node.host.pins == 1 && T::of(node).pins == 1;

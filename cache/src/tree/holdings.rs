@@ -42,7 +42,7 @@ impl Tree {
         self.tell_gone::<T>(index, 0);
     }
 
-    /// Drops an unsound host copy that nobody reads, so that a sound one can take its place.
+    /// Drops an unsound host copy that nothing reads, so that a sound one can take its place.
     pub(super) fn make_way<T: Tier>(&mut self, index: u32, pool: &mut Pool<T>) {
         if T::NAME == TierName::Host && self.nodes[index as usize].is_unsound_and_unread() {
             self.detach(index, pool);

@@ -125,8 +125,8 @@ impl Tree {
         self.refresh(child_index);
     }
 
-    /// Whether the end of a node from page `kept` on can become the beginning of its only child, once
-    /// it is off the device: they adjoin in memory, and nothing tells them apart then.
+    /// Returns true if the end of a node from page `kept` on can become the beginning of its only child, once it is
+    /// off the device: they are adjacent in memory, and do not differ then.
     pub(super) fn passes_down(&self, index: u32, kept: usize) -> bool {
         let node = &self.nodes[index as usize];
         let Some(child) = self.nodes.get(node.first_child as usize) else { return false };
@@ -167,7 +167,7 @@ fn both(nodes: &mut [Node], index: u32, child: u32) -> [&mut Node; 2] {
     nodes.get_disjoint_mut(places).expect("a node is not its own child")
 }
 
-/// Whether nothing but what the device holds of them tells a node from its only child.
+/// Returns true if a node and its only child differ only in their pages on device.
 fn is_like_only_child(node: &Node, child: &Node) -> bool {
     child.next_sibling == NONE
         && is_pinned_alike(&node.device, &child.device)
@@ -194,7 +194,7 @@ fn split_holding<T>(holding: &mut Holding<T>, pages: usize) -> Holding<T> {
     }
 }
 
-/// Whether no pin of this tier ends between parent and only child.
+/// Returns true if no pin of this tier ends between parent and only child.
 fn is_pinned_alike<T>(parent: &Holding<T>, child: &Holding<T>) -> bool {
     parent.pins == child.pins || planted(Bug::MergeAcrossPins)
 }

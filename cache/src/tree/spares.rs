@@ -9,10 +9,10 @@ use crate::tier::{Device, Page};
 
 /// A small node has up to so many tokens.
 const SPARE_TOKENS: usize = 256;
-/// So many spares are made between two steps, at the most.
+/// Maximum number of spares that are made between two steps.
 const REPLENISHED_MAX: usize = 4;
 
-/// What a small node needs.
+/// Allocations of a small node.
 struct Spare {
     excerpt: Excerpt,
     device_pages: Vec<Page<Device>>,
@@ -81,11 +81,11 @@ impl Tree {
         }
     }
 
-    /// What the spares take.
+    /// Memory of the spares.
     pub(crate) fn spare_bytes(&self) -> usize {
         let page_bytes = size_of::<PageKey>()
             + size_of::<Page<Device>>()
-            + self.page_size * size_of::<crate::sequence::Token>();
+            + self.page_size * size_of::<crate::key::Token>();
         self.spares.kept.len() * self.spare_pages() * page_bytes
     }
 

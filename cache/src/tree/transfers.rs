@@ -17,9 +17,8 @@ use crate::tier::{Device, Host, Pages, Tier};
 const ROUNDS_BELIEVED: u32 = 2;
 
 impl Tree {
-    /// Marks pages of the pinned path that tier `T` lacks and nobody is bringing as arriving, from
-    /// page `start_page` down, at most `pages_max`, and passes each node to `each`. Nodes that
-    /// `wanted` turns down are left out.
+    /// Marks pages of the pinned path that tier `T` lacks and no operation brings as arriving, from page `start_page`
+    /// down, at most `pages_max`, and passes each node to `each`. Nodes that `wanted` rejects are left out.
     pub(crate) fn expect_arrival<T: Tier, U>(
         &mut self,
         pin: &Pin<U>,
@@ -250,7 +249,7 @@ impl Tree {
         }
     }
 
-    /// Drops unsound host copies along the pinned path where nobody reads them.
+    /// Drops unsound host copies along the pinned path that nothing reads.
     pub(crate) fn drop_unsound(&mut self, pin: &Pin<Device>, host: &mut Pool<Host>) {
         for index in self.path(pin.node.index, 0) {
             self.make_way(index, host);

@@ -1,5 +1,5 @@
-//! How the cache behaves, one rule a test. A page holds one token and a token is a letter, so a
-//! sequence reads as a word and a prefix as the beginning of one.
+//! Behaviour of the cache, one rule for each test. A page holds one token and a token is a letter, so a sequence
+//! reads as a word and a prefix as the beginning of one.
 
 mod distrust;
 mod events;
@@ -38,7 +38,7 @@ fn cache_that_evicts(eviction: EvictionKind, device_pages: u32, host_pages: u32)
     })
 }
 
-/// How many pages of a word are on device, and how many on device and host together.
+/// Number of pages of a word on device, and on device and host together.
 fn depths(cache: &Cache, text: &str) -> (u32, u32) {
     let found = cache.lookup(&word(text), u32::MAX);
     (found.device.depth, found.host.depth)

@@ -1,4 +1,4 @@
-//! How good page keys are: whether they tell pages and paths apart as well as 128 bits can.
+//! Quality of page keys: they distinguish pages and paths as well as 128 bits can.
 
 use terrace_cache::{PageKey, Sequence, Token};
 use terrace_kit::Dice;
@@ -15,8 +15,8 @@ fn draw_page(dice: &mut Dice, page_size: usize) -> Vec<Token> {
     dice.tokens(page_size, 128_000)
 }
 
-/// How far each bit of a key is from changing every second time when a bit of what it is made of does: on
-/// average, and at the most.
+/// Bias of each bit of a key: the deviation from changing every second time when an input bit changes, on average and
+/// at most.
 fn biases(page_size: usize, rounds: u32) -> (f64, f64) {
     let mut dice = Dice::new(page_size as u64);
     let root = draw_key(&mut dice);
@@ -53,7 +53,7 @@ fn every_bit_of_the_former_key_and_of_the_tokens_changes_every_bit_of_the_key_ha
     }
 }
 
-/// How many pairs of keys have the same `bits` bits from `shift` on.
+/// Number of pairs of keys with the same `bits` bits from `shift` on.
 fn pairs(keys: &[PageKey], shift: u32, bits: u32) -> usize {
     let mut parts: Vec<u64> =
         keys.iter().map(|key| (key.0 >> shift) as u64 & ((1 << bits) - 1)).collect();
@@ -61,7 +61,7 @@ fn pairs(keys: &[PageKey], shift: u32, bits: u32) -> usize {
     parts.chunk_by(|one, other| one == other).map(|same| same.len() * (same.len() - 1) / 2).sum()
 }
 
-/// So many keys, as a power of two, are all different, and parts of them are the same as often as chance has it.
+/// This number of keys, as a power of two, are all different, and parts of them are equal as often as random ones.
 fn assert_as_random(keys: &[PageKey], log2_keys: u32, what: &str) {
     assert_eq!(keys.len(), 1 << log2_keys);
     let mut all = keys.to_vec();
@@ -133,7 +133,7 @@ fn check_single_tokens(log2_keys: u32) {
 }
 
 #[test]
-fn pages_that_hardly_differ_have_keys_as_different_as_any() {
+fn similar_pages_have_unrelated_keys() {
     check_pages_that_hardly_differ(18);
 }
 
@@ -143,7 +143,7 @@ fn every_order_of_the_same_two_pages_has_a_key_of_its_own() {
 }
 
 #[test]
-fn a_page_again_and_again_has_another_key_each_time() {
+fn a_repeated_page_has_a_new_key_each_time() {
     check_repetition(18);
 }
 

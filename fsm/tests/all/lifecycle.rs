@@ -1,10 +1,8 @@
-//! The machine does what the table says, and no way out of any state loses a page or a pin.
-
-use std::cell::Cell;
+//! The machine follows the table, and no transition loses a page or a pin.
 
 use terrace_cache::{Cache, CacheConfig, Claims, Cursor, PageKey, Sequence};
 use terrace_fsm::{
-    Computing, Event, EventName, FailReason, Handover, Lifecycle, OpId, Slot, StateName,
+    Change, Computing, Event, EventName, FailReason, Lifecycle, OpId, Output, Slot, StateName,
 };
 
 const NAMESPACE: PageKey = PageKey(1);
@@ -27,10 +25,6 @@ impl World {
         }
     }
 
-    fn handle(&mut self, event: &Event<'_>) -> (StateName, StateName) {
-        self.life.handle(event, &mut self.cache)
-    }
-
     fn computing(&mut self) -> Computing {
         Computing {
             slot: Slot(0),
@@ -41,56 +35,49 @@ impl World {
         }
     }
 
-    /// Lets an event of this name happen, with what such an event carries.
-    fn happen(&mut self, name: EventName) -> (StateName, StateName) {
-        let (path, destination) = (Handover::empty(), Handover::empty());
-        let (grown, published) = (Cell::new(false), Cell::new(None));
+    /// Applies an event of this name and returns the states before and after.
+    fn apply(&mut self, name: EventName) -> (StateName, StateName) {
         let sequence = self.sequence.clone();
         let event = match name {
             EventName::ProbeStarted => Event::ProbeStarted(OpId(1)),
             EventName::ProbeEnded => Event::ProbeEnded,
             EventName::PrefetchStarted => {
-                let path = Handover::of(self.cache.pin_host(NAMESPACE, Cursor::START));
+                let path = self.cache.pin_host(NAMESPACE, Cursor::START);
                 Event::PrefetchStarted { op: OpId(2), start_page: 0, path }
             }
             EventName::PrefetchEnded => {
                 let path = self.cache.pin_host(NAMESPACE, Cursor::START);
-                Event::PrefetchEnded { path: Some(Handover::of(path)) }
+                Event::PrefetchEnded { path: Some(path) }
             }
             EventName::PinsYielded => Event::PinsYielded,
-            EventName::Admitted => Event::Admitted(Handover::of(self.computing())),
-            EventName::Grow => Event::Grow { pages: 1, grown: &grown },
+            EventName::Admitted => Event::Admitted(self.computing()),
+            EventName::Grow => Event::Grow { pages: 1 },
             EventName::Computed => {
                 let start = self.life.state().computing().map_or(0, |c| c.path.depth());
                 let run = sequence.run(start, start + 1);
-                Event::Computed { run, priority: 0, published: &published }
+                Event::Computed { run, priority: 0 }
             }
-            EventName::LoadBackStarted => {
-                Event::LoadBackStarted { op: OpId(4), pages: 1, destination: &destination }
-            }
+            EventName::LoadBackStarted => Event::LoadBackStarted { op: OpId(4), pages: 1 },
             EventName::LoadBackEnded => Event::LoadBackEnded { path: None },
             EventName::PrefillEnded => Event::PrefillEnded,
             EventName::Retracted => {
-                let kept = Handover::of(self.cache.pin_host(NAMESPACE, Cursor::START));
+                let kept = self.cache.pin_host(NAMESPACE, Cursor::START);
                 Event::Retracted { kept, write_back: None }
             }
-            EventName::Kept => {
-                Event::Kept(Handover::of(self.cache.pin_host(NAMESPACE, Cursor::START)))
-            }
+            EventName::Kept => Event::Kept(self.cache.pin_host(NAMESPACE, Cursor::START)),
             EventName::Completed => Event::Completed,
-            EventName::WriteBackStarted => Event::WriteBackStarted(OpId(3), &path),
+            EventName::WriteBackStarted => Event::WriteBackStarted(OpId(3)),
             EventName::Drained => Event::Drained,
             EventName::Abort => Event::Abort,
             EventName::Fail => Event::Fail(FailReason::TimedOut),
         };
-        let states = self.handle(&event);
-        if name == EventName::WriteBackStarted {
-            self.cache.unpin_device(path.take());
+        let Change { from, to, output } = self.life.handle(event, &mut self.cache);
+        match output {
+            Output::Path(path) => self.cache.unpin_device(path),
+            Output::Pages(pages) => self.cache.give_device_pages(pages),
+            Output::Nothing | Output::Grown(_) | Output::Published(_) => {}
         }
-        if name == EventName::LoadBackStarted {
-            self.cache.give_device_pages(destination.take());
-        }
-        states
+        (from, to)
     }
 
     fn audit(&self) {
@@ -121,7 +108,7 @@ fn way_to(state: StateName) -> &'static [EventName] {
 fn world_in(state: StateName) -> World {
     let mut world = World::new();
     for &event in way_to(state) {
-        world.happen(event);
+        world.apply(event);
         world.audit();
     }
     assert_eq!(world.life.state().name(), state);
@@ -129,34 +116,34 @@ fn world_in(state: StateName) -> World {
 }
 
 #[test]
-fn the_machine_does_what_the_table_says() {
+fn the_machine_follows_the_table() {
     for state in StateName::ALL {
         for event in EventName::ALL {
             let Some(expected) = state.after(event) else { continue };
             let mut world = world_in(state);
-            assert_eq!(world.happen(event), (state, expected), "{event:?} in {state:?}");
+            assert_eq!(world.apply(event), (state, expected), "{event:?} in {state:?}");
             world.audit();
         }
     }
 }
 
 #[test]
-fn what_the_table_forbids_is_refused() {
+fn illegal_events_panic() {
     for state in StateName::ALL {
         for event in EventName::ALL {
             if state.after(event).is_none() {
-                let happen = std::panic::AssertUnwindSafe(|| world_in(state).happen(event));
-                assert!(std::panic::catch_unwind(happen).is_err(), "{event:?} in {state:?}");
+                let apply = std::panic::AssertUnwindSafe(|| world_in(state).apply(event));
+                assert!(std::panic::catch_unwind(apply).is_err(), "{event:?} in {state:?}");
             }
         }
     }
 }
 
 #[test]
-fn abort_is_legal_in_every_live_state_and_gives_everything_back() {
+fn abort_in_every_live_state_releases_all_resources() {
     for state in StateName::ALL.into_iter().filter(|state| !state.is_end()) {
         let mut world = world_in(state);
-        world.happen(EventName::Abort);
+        world.apply(EventName::Abort);
         world.audit();
         world.cache.clear();
         let usage = world.cache.usage();
@@ -166,7 +153,7 @@ fn abort_is_legal_in_every_live_state_and_gives_everything_back() {
 }
 
 #[test]
-fn every_state_can_be_left_except_the_ends() {
+fn only_end_states_are_final() {
     for state in StateName::ALL {
         let leads_on = EventName::ALL.into_iter().any(|event| state.after(event).is_some());
         assert_eq!(leads_on, !state.is_end(), "{state:?}");

@@ -18,7 +18,7 @@ fn two_lives() -> Vec<Transition> {
 }
 
 #[test]
-fn a_trace_survives_being_written_down() {
+fn a_trace_round_trips_through_json() {
     let trace = two_lives();
     let text = serde_json::to_string(&trace).expect("plain data");
     let read: Vec<Transition> = serde_json::from_str(&text).expect("what was written");
@@ -29,7 +29,7 @@ fn a_trace_survives_being_written_down() {
 }
 
 #[test]
-fn a_trace_with_a_gap_is_refused() {
+fn a_trace_with_a_gap_is_rejected() {
     let mut trace = two_lives();
     trace.remove(2);
     let error = replay(trace).expect_err("r1 cannot decode before it has prefilled");
@@ -37,7 +37,7 @@ fn a_trace_with_a_gap_is_refused() {
 }
 
 #[test]
-fn a_transition_that_leads_elsewhere_is_refused() {
+fn a_transition_to_the_wrong_state_is_rejected() {
     let mut trace = two_lives();
     trace[0].to = StateName::Decoding;
     let error = replay(trace).expect_err("admission leads to prefilling").to_string();
@@ -45,7 +45,7 @@ fn a_transition_that_leads_elsewhere_is_refused() {
 }
 
 #[test]
-fn an_id_may_live_again_after_its_end() {
+fn an_id_may_be_reused_after_its_end() {
     let life = [transition(1, StateName::Submitted, EventName::Abort)];
     assert!(replay(life.into_iter().chain(life)).is_ok());
 }

@@ -51,7 +51,7 @@ fn run(scheduler: &mut Scheduler) -> u64 {
 }
 
 #[test]
-fn a_prompt_is_held_once() {
+fn siblings_share_one_copy_of_the_prompt() {
     let mut scheduler = Scheduler::new(config()).expect("it can work");
     scheduler.submit(Time(0), answers()).expect("a sound request");
     let prompt = |id| scheduler.tokens(RequestId(id)).expect("it is alive").prompt.as_ptr();
@@ -60,7 +60,7 @@ fn a_prompt_is_held_once() {
 }
 
 #[test]
-fn whole_pages_are_computed_once_however_long_others_would_wait() {
+fn siblings_wait_for_whole_pages_without_a_time_limit() {
     for share_wait_max_ms in [0, 5, 60_000] {
         let mut config = config();
         config.queue.share_wait_max_ms = share_wait_max_ms;
@@ -71,8 +71,8 @@ fn whole_pages_are_computed_once_however_long_others_would_wait() {
 }
 
 #[test]
-fn another_goes_on_when_the_first_does_not() {
-    // Whoever computes is called off after so many steps, twice; the last may finish.
+fn a_sibling_continues_when_the_producer_ends() {
+    // The computing request is aborted after some steps, twice; the last may finish.
     for steps in 0..3 {
         let mut scheduler = Scheduler::new(config()).expect("it can work");
         scheduler.submit(Time(0), answers()).expect("a sound request");
@@ -94,7 +94,7 @@ fn another_goes_on_when_the_first_does_not() {
 }
 
 #[test]
-fn l3_is_asked_once() {
+fn l3_is_probed_once_for_all_siblings() {
     let mut config = config();
     config.cache.host_pages = 64;
     config.l3 = Some(L3Config { prefetch_threshold_pages: 1, ..L3Config::default() });

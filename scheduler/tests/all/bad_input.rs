@@ -33,7 +33,7 @@ fn refused<T: std::fmt::Debug, E>(
 }
 
 #[test]
-fn requests_that_cannot_be() {
+fn invalid_requests_are_rejected() {
     let mut scheduler = scheduler();
     scheduler.submit(Time(0), request(1, 8, 4)).expect("a sound request");
     let mut submit = |request| {
@@ -53,7 +53,7 @@ fn requests_that_cannot_be() {
 }
 
 #[test]
-fn the_largest_request_that_fits_is_taken() {
+fn the_largest_request_that_fits_is_accepted() {
     let mut scheduler = scheduler();
     let error = refused(&mut scheduler, |s| s.submit(Time(0), request(1, 30, 4)));
     let expected =
@@ -63,7 +63,7 @@ fn the_largest_request_that_fits_is_taken() {
 }
 
 #[test]
-fn a_full_queue_says_so() {
+fn a_full_queue_rejects_requests() {
     let mut config = Config::default();
     config.queue.requests_max = 1;
     let mut scheduler = Scheduler::new(config).expect("it can work");
@@ -73,7 +73,7 @@ fn a_full_queue_says_so() {
 }
 
 #[test]
-fn one_sibling_that_cannot_be_refuses_all() {
+fn one_invalid_sibling_rejects_all() {
     let mut config = Config::default();
     config.queue.requests_max = 4;
     let mut scheduler = Scheduler::new(config).expect("it can work");
@@ -103,7 +103,7 @@ fn unknown_requests_cannot_be_aborted() {
 }
 
 #[test]
-fn operations_and_steps_that_never_were() {
+fn unknown_operations_and_steps_are_rejected() {
     let mut scheduler = scheduler();
     let report = |op, rank, outcome| Event::Operation { op: OpId(op), rank, outcome };
     let mut refuse = |event| refused(&mut scheduler, |s| s.advance(Time(0), event));
@@ -117,7 +117,7 @@ fn operations_and_steps_that_never_were() {
 }
 
 #[test]
-fn outcomes_that_do_not_fit_their_operation() {
+fn invalid_outcomes_are_rejected() {
     let mut scheduler = scheduler();
     scheduler.submit(Time(0), request(1, 9, 4)).expect("a sound request");
     let plan = scheduler.plan(Time(0));
@@ -133,7 +133,7 @@ fn outcomes_that_do_not_fit_their_operation() {
 }
 
 #[test]
-fn results_that_do_not_fit_their_step() {
+fn invalid_results_are_rejected() {
     let mut config = Config::builder().page_size(4).device_pages(8).build().expect("it can work");
     config.batch.step_tokens_max = 300;
     let mut scheduler = Scheduler::new(config).expect("it can work");
@@ -169,7 +169,7 @@ fn results_that_do_not_fit_their_step() {
 }
 
 #[test]
-fn steps_end_in_their_order_and_fail_only_for_their_members() {
+fn steps_end_in_order_and_only_members_may_fail() {
     let mut config = Config::builder().page_size(4).device_pages(8).build().expect("it can work");
     config.batch.steps_in_flight_max = 2;
     let mut scheduler = Scheduler::new(config).expect("it can work");
@@ -194,7 +194,7 @@ fn steps_end_in_their_order_and_fail_only_for_their_members() {
 }
 
 #[test]
-fn more_tokens_than_a_repeated_step_has_room_for() {
+fn too_many_tokens_of_a_repeated_step_are_rejected() {
     let mut config = Config::builder().page_size(4).device_pages(8).build().expect("it can work");
     config.batch.repeats_max = 2;
     let mut scheduler = Scheduler::new(config).expect("it can work");
@@ -228,7 +228,7 @@ fn late_and_repeated_outcomes_are_counted_and_ignored() {
 }
 
 #[test]
-fn passages_that_cannot_be() {
+fn invalid_passages_are_rejected() {
     let mut scheduler = scheduler();
     let passage =
         |start, end| Passage { start, end, content: Some(ContentKey(1)), is_whole: false };
@@ -246,7 +246,7 @@ fn passages_that_cannot_be() {
 }
 
 #[test]
-fn a_passage_that_no_step_has_room_for() {
+fn a_passage_that_fits_no_step_is_rejected() {
     let mut config = Config::default();
     config.batch.running_max = 4;
     config.batch.step_tokens_max = 10;

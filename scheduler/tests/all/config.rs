@@ -14,7 +14,7 @@ fn refused(change: impl FnOnce(&mut Config)) -> String {
 }
 
 #[test]
-fn what_cannot_work_is_refused_with_advice() {
+fn invalid_settings_are_rejected_with_advice() {
     for page_size in [0, 3, 48, 512] {
         assert_eq!(
             refused(|config| config.cache.page_size = page_size),
@@ -44,7 +44,7 @@ fn what_cannot_work_is_refused_with_advice() {
 }
 
 #[test]
-fn settings_that_contradict_each_other_are_refused() {
+fn contradictory_settings_are_rejected() {
     assert_eq!(
         refused(|config| {
             config.batch.decode_tokens = 2;
@@ -106,7 +106,7 @@ fn settings_that_contradict_each_other_are_refused() {
 }
 
 #[test]
-fn a_configuration_survives_toml_and_json() {
+fn a_configuration_round_trips_through_toml_and_json() {
     let config = Config::builder()
         .page_size(64)
         .device_pages(1000)
@@ -123,7 +123,7 @@ fn a_configuration_survives_toml_and_json() {
 }
 
 #[test]
-fn a_file_says_only_what_differs() {
+fn a_file_contains_only_differences_from_the_default() {
     let config: Config = toml::from_str(
         "
         [cache]
@@ -142,7 +142,7 @@ fn a_file_says_only_what_differs() {
 }
 
 #[test]
-fn unknown_settings_are_refused() {
+fn unknown_settings_are_rejected() {
     for text in ["page_size = 16", "[cache]\npages = 1", "[l3]\nspeed = 1", "[batch]\nmixd = true"]
     {
         let error = toml::from_str::<Config>(text).expect_err("no such setting").to_string();

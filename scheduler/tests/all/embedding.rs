@@ -1,4 +1,4 @@
-//! What an engine may count on when it embeds a scheduler.
+//! Guarantees for an engine that embeds a scheduler.
 
 use terrace_scheduler::{
     Config, Event, Outcome, Plan, Request, RequestId, Scheduler, Stats, StepResult, SubmitError,
@@ -33,7 +33,7 @@ fn while_a_step_is_in_flight_plans_compute_nothing() {
 }
 
 #[test]
-fn a_plan_that_is_used_again_forgets_what_it_said() {
+fn a_reused_plan_is_cleared() {
     let mut scheduler = scheduler();
     let mut plan = Plan::default();
     scheduler.submit(Time(0), Request::new(1, vec![1, 2, 3], 4)).expect("a sound request");
@@ -44,7 +44,7 @@ fn a_plan_that_is_used_again_forgets_what_it_said() {
 }
 
 #[test]
-fn an_id_can_be_used_again_once_a_plan_has_told_its_end() {
+fn an_id_can_be_reused_after_its_end_is_reported() {
     let mut scheduler = scheduler();
     let request = || Request::new(1, vec![1, 2, 3], 4);
     for _ in 0..3 {
@@ -60,7 +60,7 @@ fn an_id_can_be_used_again_once_a_plan_has_told_its_end() {
 }
 
 #[test]
-fn time_that_runs_backwards_is_taken_as_standing_still() {
+fn time_that_runs_backwards_is_clamped() {
     let mut scheduler = scheduler();
     scheduler.submit(Time(100), Request::new(1, vec![1, 2, 3], 4)).expect("a sound request");
     assert!(scheduler.plan(Time(5)).step.is_some());
@@ -103,7 +103,7 @@ fn run_repeating(repeats_max: u32) -> (Stats, u32, Vec<(RequestId, u32)>) {
 }
 
 #[test]
-fn repeated_steps_come_to_the_same_as_steps_planned_one_by_one() {
+fn repeated_steps_equal_steps_planned_one_by_one() {
     let (one_by_one, plans, _) = run_repeating(0);
     assert_eq!((u64::from(plans), one_by_one.finished), (one_by_one.steps, 3));
     for (repeats_max, plans_max) in [(1, 20), (2, 18), (100, 16)] {
@@ -118,7 +118,7 @@ fn repeated_steps_come_to_the_same_as_steps_planned_one_by_one() {
 }
 
 #[test]
-fn a_step_is_not_repeated_while_somebody_waits_for_a_plan() {
+fn a_step_is_not_repeated_while_a_request_waits_for_a_plan() {
     let config = Config::builder().page_size(16).device_pages(2).build();
     let mut config = config.expect("it can work");
     config.batch.repeats_max = 100;
@@ -160,7 +160,7 @@ fn step(scheduler: &mut Scheduler, now: Time) -> Plan {
 }
 
 #[test]
-fn a_request_that_computes_its_prompt_takes_no_hits_and_leaves_the_cache_as_it_was() {
+fn a_request_that_computes_its_prompt_takes_no_hits() {
     let mut scheduler = scheduler();
     let prompt: Vec<u32> = (1..=14).collect();
     let computes_prompt =
@@ -183,7 +183,7 @@ fn a_request_that_computes_its_prompt_takes_no_hits_and_leaves_the_cache_as_it_w
     let plan = step(&mut scheduler, Time(4));
     assert_eq!((plan.prefills[0].start, plan.prefills[0].tokens), (12, 2));
 
-    // Where it comes first, others take what it computed; and it waits for nobody.
+    // If it is first, others use its pages, and it waits for no other request.
     scheduler.plan(Time(5));
     scheduler.clear_cache();
     scheduler.submit(Time(6), Request::new(4, prompt.clone(), 1)).expect("a sound request");
@@ -196,7 +196,7 @@ fn a_request_that_computes_its_prompt_takes_no_hits_and_leaves_the_cache_as_it_w
 }
 
 #[test]
-fn whether_a_request_computes_its_prompt_is_written_only_where_it_does() {
+fn computes_prompt_is_serialized_only_if_set() {
     let plain = Request::new(1, vec![1], 1);
     let written = serde_json::to_string(&plain).expect("it can be written");
     assert!(!written.contains("computes_prompt"), "{written}");

@@ -1,4 +1,4 @@
-//! What comes before the pages of an operation with L3, and prompts that come with their keys.
+//! Paths of L3 operations, and prompts with precomputed keys.
 
 use terrace_scheduler::{
     Config, Event, L3Config, L3Kind, L3Op, L3Path, OpId, Outcome, PageKey, Plan, PrefixDigest,
@@ -93,7 +93,7 @@ fn run(scheduler: &mut Scheduler, id: u64, prompt: Vec<Token>) -> Plan {
 }
 
 #[test]
-fn a_path_leads_from_the_first_page_of_a_sequence_to_the_last_of_an_operation() {
+fn a_path_covers_the_sequence_up_to_the_last_page_of_the_operation() {
     let mut scheduler = scheduler();
     let short = sequence(&scheduler, tokens(0..40));
     let backup = run(&mut scheduler, 1, tokens(0..40));
@@ -112,7 +112,7 @@ fn a_path_leads_from_the_first_page_of_a_sequence_to_the_last_of_an_operation() 
     let prefetch = scheduler.plan(Time(1));
     let (op, start) = check_path(&mut scheduler, &prefetch, &long);
     assert_eq!((op.kind, start, prefetch.l3_keys(op).len()), (L3Kind::Prefetch, 10, 8));
-    // Nobody waits for it any more: what it continues is not pinned, but remembered.
+    // No request waits for it any more: the path before it is remembered instead of pinned.
     scheduler.abort(Time(1), RequestId(2)).expect("it is alive");
     assert_eq!(check_path(&mut scheduler, &prefetch, &long).1, 10);
     ended(&mut scheduler, op.op, Outcome::Done);
@@ -127,7 +127,7 @@ fn a_path_leads_from_the_first_page_of_a_sequence_to_the_last_of_an_operation() 
 }
 
 #[test]
-fn a_path_ends_where_an_operation_does() {
+fn a_path_ends_with_its_operation() {
     let mut scheduler = scheduler_that_stores(6);
     let sequence = sequence(&scheduler, tokens(0..40));
     let first = run(&mut scheduler, 1, tokens(0..40));
@@ -140,7 +140,7 @@ fn a_path_ends_where_an_operation_does() {
 }
 
 #[test]
-fn a_probe_that_nobody_waits_for_has_no_path() {
+fn a_probe_without_a_waiting_request_has_no_path() {
     let mut scheduler = scheduler();
     scheduler.submit(Time(1), Request::new(1, tokens(0..40), 1)).expect("a sound request");
     let op = scheduler.plan(Time(1)).l3[0].op;
@@ -151,7 +151,7 @@ fn a_probe_that_nobody_waits_for_has_no_path() {
 }
 
 #[test]
-fn keys_that_come_with_a_prompt_are_believed_only_in_their_own_namespace() {
+fn precomputed_keys_are_used_only_in_their_own_namespace() {
     fn asked<P: Prompt>(request: Request<P>) -> Vec<PageKey> {
         let mut scheduler = scheduler();
         scheduler.submit(Time(1), request).expect("a sound request");

@@ -115,7 +115,7 @@ fn pages_loaded_from_a_copy_that_is_distrusted_meanwhile_are_dropped() {
 }
 
 #[test]
-fn what_arrives_below_a_distrusted_prefix_is_found_once_the_prefix_is_sound_again() {
+fn pages_below_a_distrusted_prefix_are_matched_once_it_is_sound_again() {
     let mut cache = cache(8, 8);
     fetch(&mut cache, "ab");
     let mut anchor = pin_host(&mut cache, "ab");

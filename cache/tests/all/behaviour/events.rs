@@ -4,7 +4,7 @@ use terrace_cache::{Cursor, KvEvent, KvEvents, KvTier};
 
 use super::*;
 
-/// What was told, without numbers; a snapshot begins with "all".
+/// Events without numbers; a snapshot begins with "all".
 fn told(cache: &mut Cache) -> Vec<String> {
     let mut events = KvEvents::default();
     cache.drain_events(&mut events);
@@ -36,7 +36,7 @@ fn removed(tier: KvTier, text: &str, start: usize) -> String {
     format!("{tier:?} -{:?}", &word(text).keys().to_vec()[start..])
 }
 
-/// A cache whose events somebody follows.
+/// A cache whose events are drained.
 fn followed(device_pages: u32, host_pages: u32) -> Cache {
     let mut cache = cache(device_pages, host_pages);
     assert_eq!(told(&mut cache), ["all"]);
@@ -78,7 +78,7 @@ fn events_name_tier_namespace_and_the_page_before() {
 }
 
 #[test]
-fn what_l3_is_seen_to_have_is_told_once_and_taken_back_when_it_is_doubted() {
+fn pages_in_l3_are_reported_once_and_revoked_when_doubted() {
     let mut cache = followed(8, 8);
     publish(&mut cache, "ab");
     write_back(&mut cache, "ab");
@@ -99,7 +99,7 @@ fn what_l3_is_seen_to_have_is_told_once_and_taken_back_when_it_is_doubted() {
 }
 
 #[test]
-fn duplicates_and_what_has_not_arrived_are_not_told() {
+fn duplicates_and_pages_in_flight_are_not_reported() {
     let mut cache = followed(8, 8);
     let mut late = cache.pin_device(root(), Cursor::START);
     publish(&mut cache, "ab");
@@ -115,7 +115,7 @@ fn duplicates_and_what_has_not_arrived_are_not_told() {
 }
 
 #[test]
-fn what_is_pinned_when_all_is_cleared_is_told_again() {
+fn pinned_pages_are_reported_again_after_a_clear() {
     let mut cache = followed(8, 8);
     let pin = publish_and_pin(&mut cache, "ab");
     publish(&mut cache, "abc");
@@ -156,7 +156,7 @@ fn a_snapshot_has_parents_before_their_children() {
 }
 
 #[test]
-fn who_drains_too_late_gets_a_snapshot() {
+fn a_late_drain_returns_a_snapshot() {
     let mut cache =
         Cache::new(&CacheConfig { page_size: 1, kv_event_keys_max: 4, ..CacheConfig::default() });
     assert_eq!(told(&mut cache), ["all"]);

@@ -1,4 +1,4 @@
-//! What may go, what goes first, and what goes along with it.
+//! Evictable pages, their order, and the pages that are evicted with them.
 
 use super::*;
 
@@ -38,7 +38,7 @@ fn every_policy_takes_children_before_parents_and_nothing_pinned() {
 }
 
 #[test]
-fn a_request_that_wants_more_than_can_go_is_told_so() {
+fn too_large_requests_for_room_fail() {
     let mut cache = cache(8, 0);
     let pin = publish_and_pin(&mut cache, "abc");
     publish(&mut cache, "xy");
@@ -51,7 +51,7 @@ fn a_request_that_wants_more_than_can_go_is_told_so() {
 }
 
 #[test]
-fn only_as_many_pages_go_as_are_wanted() {
+fn only_the_requested_pages_are_evicted() {
     let mut cache = cache(8, 8);
     publish(&mut cache, "abcdefgh");
     evict_device(&mut cache, 3);
@@ -82,7 +82,7 @@ fn a_victim_that_lost_pages_keeps_its_place_in_the_order() {
 }
 
 #[test]
-fn a_host_copy_of_what_the_device_has_can_go() {
+fn a_host_copy_of_device_pages_can_be_evicted() {
     let mut cache = cache(4, 4);
     publish(&mut cache, "abcd");
     write_back(&mut cache, "abcd");
@@ -96,7 +96,7 @@ fn a_host_copy_of_what_the_device_has_can_go() {
 }
 
 #[test]
-fn a_prefix_that_goes_for_good_takes_along_what_the_host_has_below_it() {
+fn an_evicted_prefix_takes_the_host_pages_below_it_along() {
     let mut cache = cache(4, 4);
     publish(&mut cache, "ab");
     fetch(&mut cache, "abcd");
@@ -128,7 +128,7 @@ fn a_host_pin_keeps_its_prefix_on_device_where_only_the_device_has_it() {
 }
 
 #[test]
-fn what_cannot_go_because_of_what_lies_below_is_not_counted_as_evictable() {
+fn pages_above_pinned_ones_do_not_count_as_evictable() {
     let mut cache = cache(8, 4);
     publish(&mut cache, "ab");
     write_back(&mut cache, "ab");
@@ -145,7 +145,7 @@ fn what_cannot_go_because_of_what_lies_below_is_not_counted_as_evictable() {
 }
 
 #[test]
-fn what_would_be_evicted_next_can_be_pinned_and_copied_first() {
+fn the_next_victim_can_be_pinned_and_copied() {
     let mut cache = cache(8, 8);
     publish(&mut cache, "abcd");
     publish(&mut cache, "xy");
@@ -161,7 +161,7 @@ fn what_would_be_evicted_next_can_be_pinned_and_copied_first() {
 }
 
 #[test]
-fn clearing_spares_what_is_pinned() {
+fn clearing_spares_pinned_pages() {
     let mut cache = cache(8, 8);
     publish(&mut cache, "abcd");
     write_back(&mut cache, "abcd");

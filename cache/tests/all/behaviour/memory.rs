@@ -1,4 +1,4 @@
-//! What the tree costs beside the tokens.
+//! Memory of the tree besides the tokens.
 
 use terrace_cache::CacheMemory;
 
@@ -96,7 +96,7 @@ fn nodes_that_share_a_prompt_count_its_tokens_and_keys_once() {
 }
 
 #[test]
-fn what_was_evicted_costs_nothing_any_more() {
+fn evicted_pages_use_no_memory() {
     let mut cache = large_cache();
     let empty = cache.memory();
     prompts(&mut cache, 750, |_| 375, 200);
@@ -118,7 +118,7 @@ fn what_was_evicted_costs_nothing_any_more() {
 }
 
 #[test]
-fn what_is_left_of_a_path_is_copied_once_eviction_turns_to_another() {
+fn the_rest_of_a_path_is_copied_when_eviction_leaves_it() {
     let mut cache = large_cache();
     let root = Namespace::new("model", PAGE_SIZE).digest();
     let [first, second] = [0, 1_000_000].map(|start| {
@@ -142,7 +142,7 @@ fn what_is_left_of_a_path_is_copied_once_eviction_turns_to_another() {
 }
 
 #[test]
-fn a_tier_that_gave_its_pages_up_costs_nothing_any_more() {
+fn a_tier_without_pages_uses_no_memory() {
     let mut cache = large_cache();
     prompts(&mut cache, 750, |_| 375, 50);
     let (before, pages) = (cache.memory(), cache.memory().pages);

@@ -36,7 +36,7 @@ fn a_pin_inside_a_run_pins_only_its_beginning() {
 }
 
 #[test]
-fn what_a_branch_split_is_merged_when_the_branch_is_gone() {
+fn a_split_node_is_merged_when_its_branch_is_gone() {
     let mut cache = cache(8, 0);
     publish(&mut cache, "abcdef");
     assert_eq!(nodes(&cache, 1), 1);
@@ -93,7 +93,7 @@ fn a_node_grows_in_place_while_its_maker_alone_has_pinned_it() {
 }
 
 #[test]
-fn nobody_lengthens_a_node_that_another_has_pinned() {
+fn a_node_pinned_by_others_does_not_grow() {
     let mut cache = cache(16, 0);
     let mut late = cache.pin_device(root(), Cursor::START);
     let first = publish_and_pin(&mut cache, "ab");
@@ -120,7 +120,7 @@ fn letter_by_letter(cache: &mut Cache, text: &str) -> DevicePin {
 }
 
 #[test]
-fn what_grew_bit_by_bit_is_one_node_once_it_grows_no_more() {
+fn nodes_that_grew_in_steps_are_merged_when_they_stop() {
     let mut cache = cache(8, 8);
     let pin = letter_by_letter(&mut cache, "abcdef");
     cache.touch(&pin, false, 0);
@@ -134,7 +134,7 @@ fn what_grew_bit_by_bit_is_one_node_once_it_grows_no_more() {
 }
 
 #[test]
-fn what_another_has_pinned_or_used_otherwise_stays_apart() {
+fn nodes_with_other_pins_or_use_are_not_merged() {
     let mut cache = cache(8, 8);
     let pin = letter_by_letter(&mut cache, "abcdef");
     cache.touch(&pin, false, 0);
@@ -163,7 +163,7 @@ fn a_place_in_a_node_that_is_gone_is_no_place() {
 }
 
 #[test]
-fn duplicates_go_back_to_the_pool_and_their_place_is_told() {
+fn duplicates_return_to_the_pool_and_their_place_is_returned() {
     let mut cache = cache(16, 0);
     let mut late = cache.pin_device(root(), Cursor::START);
     publish(&mut cache, "abcd");
@@ -189,7 +189,7 @@ fn duplicates_go_back_to_the_pool_and_their_place_is_told() {
 }
 
 #[test]
-fn keys_tell_how_far_down_a_sequence_goes() {
+fn keys_alone_give_the_depths_of_a_match() {
     let mut cache = cache(32, 0);
     publish(&mut cache, "abcdefgh");
     publish(&mut cache, "abcdexyz");
@@ -292,7 +292,7 @@ fn host_pages(cache: &mut Cache) -> Vec<HostPage> {
 }
 
 #[test]
-fn what_a_prompt_loses_on_device_bit_by_bit_is_one_node_on_host() {
+fn a_prompt_evicted_in_steps_is_one_node_on_host() {
     let mut cache = cache_that_has_begun_to_evict();
     let pages = host_pages(&mut cache);
     let mut on_device = 23;
@@ -328,7 +328,7 @@ fn pages_are_not_passed_down_across_a_pin() {
 }
 
 #[test]
-fn pages_are_not_passed_down_to_one_that_was_used_otherwise() {
+fn pages_are_not_passed_down_to_a_child_of_other_use() {
     let mut cache = cache_that_has_begun_to_evict();
     let pin = pin_device(&mut cache, &ALPHABET[..23]);
     cache.touch(&pin, true, 0);
@@ -342,7 +342,7 @@ fn pages_are_not_passed_down_to_one_that_was_used_otherwise() {
 }
 
 #[test]
-fn what_a_prompts_vector_has_to_spare_decides_nothing() {
+fn spare_capacity_of_a_prompt_changes_no_decision() {
     let nodes_with = |spare: usize| {
         let mut cache = cache(8_000, 0);
         let mut tokens: Vec<u32> = Vec::with_capacity(2_000 + spare);

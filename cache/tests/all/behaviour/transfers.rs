@@ -150,7 +150,7 @@ fn a_partly_sound_load_back_leaves_the_sound_part_and_returns_the_rest() {
 }
 
 #[test]
-fn what_was_computed_while_it_was_loaded_stays_and_the_load_is_dropped() {
+fn pages_computed_during_a_load_back_stay_and_the_load_is_dropped() {
     let mut cache = cache(8, 8);
     let (host, device) = on_host_only(&mut cache, "abcd");
     let arrival = cache.begin_load_back(&host, 0, &mut Vec::new());
@@ -220,7 +220,7 @@ fn a_backup_stores_what_l3_is_not_known_to_have() {
 }
 
 #[test]
-fn what_l3_was_not_seen_to_have_for_two_rounds_is_offered_again() {
+fn pages_not_seen_in_l3_for_two_rounds_are_stored_again() {
     let mut cache = cache(8, 8);
     publish(&mut cache, "ab");
     write_back(&mut cache, "ab");
@@ -248,7 +248,7 @@ fn what_l3_was_not_seen_to_have_for_two_rounds_is_offered_again() {
 }
 
 #[test]
-fn what_is_computed_behind_pages_from_l3_is_still_backed_up() {
+fn pages_computed_behind_pages_from_l3_are_backed_up() {
     let mut cache = cache(8, 8);
     let (host, device) = on_host_only(&mut cache, "ab");
     let arrival = cache.begin_load_back(&host, 0, &mut Vec::new());

@@ -1,4 +1,4 @@
-//! What a router knows of the cache from its events alone.
+//! State of the cache as a router knows it from events alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ pub(crate) struct Mirror {
     pub(crate) l3: BTreeSet<PageKey>,
     /// The number of the next event.
     expected: u64,
-    /// Of each page that there can be: its namespace, the page before it and its tokens.
+    /// Namespace, predecessor and tokens of every possible page.
     families: BTreeMap<PageKey, (PageKey, PageKey, Vec<Token>)>,
 }
 
@@ -71,7 +71,7 @@ impl Mirror {
         }
     }
 
-    /// How many pages from the first are on device, and how many on device or host.
+    /// Number of pages from the first on device, and on device or host.
     pub(crate) fn depths(&self, keys: &[PageKey]) -> (usize, usize) {
         let on_device = |key: &&PageKey| self.device.contains(key);
         let somewhere = |key: &&PageKey| self.device.contains(key) || self.host.contains(key);

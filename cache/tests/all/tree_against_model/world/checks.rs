@@ -1,4 +1,4 @@
-//! What must hold after every step.
+//! Invariants after every step.
 
 use terrace_cache::{
     Claims, DevicePage, DevicePin, KvEvent, KvEvents, KvTier, Match, PageKey, Sequence,
@@ -60,7 +60,7 @@ impl World {
         })
     }
 
-    /// Whether a host copy may be unsound and read at the same time: then it cannot be replaced.
+    /// Returns true if a host copy may be unsound and read at the same time: then it cannot be replaced.
     pub(super) fn is_doubted_and_pinned(&self, key: &PageKey) -> bool {
         let in_flight = self.transfers.iter().filter_map(Transfer::anchor);
         let mut anchors = self.anchors.iter().chain(in_flight);
@@ -134,7 +134,7 @@ impl World {
         assert_eq!(found.arriving, loading);
     }
 
-    /// What a write-back of a whole path copies: all that is neither on host nor on its way there.
+    /// Pages that a write-back of a whole path copies: all that are neither on host nor in flight to it.
     pub(super) fn check_unwritten(&self, path: &[PageKey], unwritten: usize) {
         if !self.ever_distrusted {
             let wanted =

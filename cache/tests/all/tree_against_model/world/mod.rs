@@ -21,7 +21,7 @@ use transfers::Transfer;
 pub(crate) enum Op {
     /// A request finds what the device holds of a sequence and pins it.
     Start { sequence: usize, pages_max: u32 },
-    /// A request computes its next pages; nobody else sees them yet.
+    /// A request computes its next pages, which no other request sees yet.
     Compute { request: usize, pages: usize },
     /// A request publishes the first pages that it has computed.
     Publish { request: usize, pages: usize },
@@ -31,21 +31,21 @@ pub(crate) enum Op {
     TouchHost { anchor: usize, found: bool, priority: i32 },
     /// A request lets go of everything.
     Finish { request: usize },
-    /// What the host holds of a request's path is pinned there too.
+    /// Pins the part of a request's path that is on host.
     PinHostAlong { request: usize },
-    /// What the device holds of a path that is pinned on host becomes a request's.
+    /// Gives a request the part on device of a path that is pinned on host.
     PinDeviceAlong { anchor: usize },
     /// A path that is pinned on host is pinned there once more.
     PinHostAgain { anchor: usize },
-    /// What the device holds of a sequence starts on its way to host.
+    /// Starts the write-back of the part of a sequence that is on device.
     WriteBack { sequence: usize, at_end: bool, pages_max: usize },
-    /// What the device would evict next starts on its way to host.
+    /// Starts the write-back of the next victim on device.
     WriteBackVictim,
-    /// What only the host holds of a sequence starts on its way to the device.
+    /// Starts the load-back of the part of a sequence that is on host alone.
     LoadBack { sequence: usize, pages_max: u32 },
-    /// What the host holds of a sequence starts on its way to L3.
+    /// Starts the backup of the part of a sequence that is on host.
     Backup { sequence: usize, pages_max: usize },
-    /// What neither tier holds of a sequence starts on its way from L3 to host.
+    /// Starts the prefetch of the part of a sequence that neither tier holds.
     Prefetch { sequence: usize, pages: usize },
     /// A transfer ends.
     Settle { transfer: usize, sound: Sound },
@@ -57,13 +57,13 @@ pub(crate) enum Op {
     EvictDevice { pages: usize },
     /// The host has to have free pages.
     EvictHost { pages: usize },
-    /// Everything that nobody has pinned is forgotten.
+    /// Removes everything that is not pinned.
     Clear,
     /// The device forgets its unpinned pages.
     ClearDevice,
 }
 
-/// How much of a transfer arrived.
+/// Part of a transfer that arrived.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Sound {
     All,
@@ -81,7 +81,7 @@ impl Sound {
     }
 }
 
-/// The memory of one tier: which page's bytes lie in each slot, or none that anybody may read.
+/// Memory of one tier: the page whose bytes each slot holds, or none that may be read.
 struct Arena<T> {
     slots: Vec<Option<PageKey>>,
     tier: PhantomData<T>,
@@ -100,7 +100,7 @@ impl<T: Copy> Arena<T> {
         self.slots[page.slot() as usize] = content;
     }
 
-    /// What was in freshly taken pages means nothing.
+    /// Invalidates the bytes of pages that were just taken.
     fn scrub(&mut self, pages: &Pages<T>) {
         for &page in pages.as_slice() {
             self.write(page, None);
@@ -124,7 +124,7 @@ struct Request {
 struct Anchor {
     sequence: usize,
     pin: HostPin,
-    /// Whether host copies on the path were distrusted: then nothing need be found there.
+    /// True if host copies on the path were distrusted: then they need not be matched.
     doubted: bool,
 }
 

@@ -32,7 +32,7 @@ pub(super) enum Transfer {
 }
 
 impl Transfer {
-    /// What it has pinned on host.
+    /// Pin of the operation on host.
     pub(super) fn anchor(&self) -> Option<&Anchor> {
         match self {
             Self::WriteBack { .. } => None,

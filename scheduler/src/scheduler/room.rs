@@ -1,22 +1,23 @@
-//! Room on device and host: evicting, copying away first what would be lost, and retraction.
+//! Room on device and host: eviction, copies of pages that would be lost, and retraction.
 
 use terrace_cache::planted::{Bug, planted};
 use terrace_cache::{Cursor, Victim};
-use terrace_fsm::{Event as LifeEvent, Handover};
+use terrace_fsm::Event as LifeEvent;
 
+use super::Scheduler;
 use crate::config::ms;
+use crate::ids::Handle;
 use crate::plan::Plan;
-use crate::requests::{Entry, Handle};
-use crate::scheduler::Scheduler;
-use crate::waiting::Waiting;
+use crate::requests::Entry;
+use crate::wait::Wait;
 
 impl Scheduler {
-    /// Makes so many device pages free for a request. Under the write-back policy, pages whose
-    /// bytes would be lost are copied to host first: then the answer is no, and yes once they have
-    /// been copied. A request waits for such copies once; then its pages are freed as they are.
-    pub(crate) fn make_room(&mut self, handle: Handle, pages: usize, plan: &mut Plan) -> bool {
+    /// Frees device pages for a request. Under the write-back policy, pages that exist on device alone are copied to
+    /// host first: then this returns false, and true once they are copied. A request waits for such copies once; then
+    /// its pages are evicted without a copy.
+    pub(super) fn make_room(&mut self, handle: Handle, pages: usize, plan: &mut Plan) -> bool {
         let copies_first = self.copies_before_eviction()
-            && (!self.requests[handle].waited_for_room || self.pages_making_room() > 0);
+            && (!self.requests[handle].patience.for_room() || self.pages_making_room() > 0);
         if !copies_first {
             return self.cache.free_device_pages(pages);
         }
@@ -28,7 +29,7 @@ impl Scheduler {
             let coming = self.pages_making_room();
             let victim = self.cache.device_victim().filter(|_| free + coming < pages);
             let Some(victim) = victim else {
-                self.requests[handle].waited_for_room = coming > 0;
+                self.requests[handle].patience.set_for_room(coming > 0);
                 return false;
             };
             if !victim.is_last_copy || !self.copy_victim(victim, plan) {
@@ -37,12 +38,13 @@ impl Scheduler {
         }
     }
 
-    /// Whether what would be lost by eviction is copied to host first.
+    /// Returns true if pages that eviction would lose are copied to host first.
     fn copies_before_eviction(&self) -> bool {
         self.cache.write_policy().writes_at_eviction() && self.config.cache.host_pages > 0
     }
 
-    /// Starts to copy to host what would be evicted next, as far as there is room; tells whether there was any.
+    /// Starts to copy the next victim of eviction to host, as far as there is room. Returns false if nothing is
+    /// copied.
     fn copy_victim(&mut self, victim: Victim, plan: &mut Plan) -> bool {
         let source = self.cache.pin_victim(victim);
         let pages = self.room_for_write_back(&source, false, usize::MAX);
@@ -55,9 +57,9 @@ impl Scheduler {
         }
     }
 
-    /// Under the write-back policy, copies what would be evicted next to host before the decodes need
-    /// its room: they cannot wait for it.
-    pub(crate) fn copy_ahead(&mut self, plan: &mut Plan) {
+    /// Under the write-back policy, copies the next victims to host before decodes need their room: they cannot wait
+    /// for it.
+    pub(super) fn copy_ahead(&mut self, plan: &mut Plan) {
         if !self.copies_before_eviction() {
             return;
         }
@@ -70,18 +72,17 @@ impl Scheduler {
         }
     }
 
-    /// Makes host pages free, at most `pages`, and returns how many of them are; backups that wait for their turn
-    /// give way.
-    pub(crate) fn make_host_room(&mut self, pages: usize) -> usize {
-        let possible = self.backups_make_way(pages);
+    /// Frees at most `pages` host pages and returns how many are free. Queued backups are dropped for that.
+    pub(super) fn make_host_room(&mut self, pages: usize) -> usize {
+        let possible = self.drop_backups_for(pages);
         if possible == pages || !planted(Bug::HostRoomAllOrNothing) {
             self.cache.free_host_pages(possible);
         }
         self.cache.usage().host.free_pages.min(pages)
     }
 
-    /// Those who do not compute give up what they keep on device or host, for the sake of one.
-    pub(crate) fn yield_waiting_pins(&mut self, except: Handle) {
+    /// Releases the pages that other requests keep while they wait.
+    pub(super) fn release_waiting_pins(&mut self, except: Handle) {
         self.skip_drains();
         while self.skip_oldest_backup() {}
         let waiting: Vec<Handle> = self
@@ -91,15 +92,15 @@ impl Scheduler {
             .map(|entry| entry.handle)
             .collect();
         for handle in waiting {
-            self.happen(handle, &LifeEvent::PinsYielded);
+            self.transition(handle, LifeEvent::PinsYielded);
         }
     }
 
     // ---- retraction ----
 
-    /// Lets the worst ranked requests give up their device memory until `handle` has its pages. It
-    /// may be the worst itself, or may have to sit out a step until pages have been copied away.
-    pub(crate) fn make_room_by_retraction(
+    /// Retracts the lowest ranked requests until `handle` has its pages. It may be the lowest itself, or may sit out
+    /// a step until copies have made room.
+    pub(super) fn make_room_by_retraction(
         &mut self,
         handle: Handle,
         pages: usize,
@@ -119,8 +120,8 @@ impl Scheduler {
             let worst = running.iter().filter(computes).max_by_key(|h| self.requests[**h].rank());
             let worst = *worst.expect("at least the one who asks computes");
             if worst == handle && !std::mem::replace(&mut others_have_yielded, true) {
-                // Nobody worse computes: those who only wait give up what they hold first.
-                self.yield_waiting_pins(handle);
+                // No lower ranked request computes: waiting requests release their pages first.
+                self.release_waiting_pins(handle);
                 continue;
             }
             self.retract(worst, plan);
@@ -130,15 +131,14 @@ impl Scheduler {
         }
     }
 
-    /// Lets the least urgent of those who run give up their places to the most urgent in line, if it is
-    /// more urgent than they are and there is no other place for it. False if that has to wait for the end
-    /// of steps in flight.
-    pub(crate) fn preempt(&mut self, plan: &mut Plan) -> bool {
+    /// Retracts the least urgent running requests for the most urgent queued one, if it is more urgent and there is
+    /// no other place for it. Returns false if that has to wait for the end of steps in flight.
+    pub(super) fn preempt(&mut self, plan: &mut Plan) -> bool {
         if !self.config.queue.preempts {
             return true;
         }
         let overdue = self.now.before(ms(self.config.queue.wait_max_ms));
-        while let Some(urgent) = self.requests.line().most_urgent() {
+        while let Some(urgent) = self.requests.queue().most_urgent() {
             let priority = self.requests[urgent].priority;
             let gives_way = |&&handle: &&Handle| {
                 let Entry { priority: own, submitted_at, .. } = self.requests[handle];
@@ -151,23 +151,23 @@ impl Scheduler {
                 return false;
             }
             self.retract(worst, plan);
-            self.batch.forget_who_left(&self.requests);
+            self.batch.remove_departed(&self.requests);
         }
         true
     }
 
-    /// Whether one in line could run now, but for a slot or for memory.
+    /// Returns true if a queued request lacks only a slot or memory.
     fn lacks_place(&self, handle: Handle) -> bool {
         let entry = &self.requests[handle];
-        // Whoever gives way may have another adapter than those that would have to.
-        if self.waits_for_adapter(handle).is_some() {
+        // The retracted request may have another adapter than those that occupy the places.
+        if self.adapter_wait(handle).is_some() {
             return false;
         }
-        if entry.waiting().until().is_some() && planted(Bug::LateRoomBlocksPreemption) {
+        if entry.wait().until().is_some() && planted(Bug::LateRoomBlocksPreemption) {
             return false;
         }
-        let seen = self.glance(handle);
-        if seen.arriving || self.is_coming(handle, seen.host) {
+        let seen = self.match_depths(handle);
+        if seen.arriving || self.has_producer(handle, seen.host) {
             return false;
         }
         let wanted = self.new_pages(handle, seen) + self.reserved_pages();
@@ -175,23 +175,22 @@ impl Scheduler {
         self.batch.free_slots().is_empty() || wanted > available
     }
 
-    /// Device pages that copies in flight will make evictable, and those that cool; late copies are not
-    /// counted on.
-    pub(crate) fn pages_making_room(&self) -> usize {
+    /// Device pages that copies in flight make evictable, and those that cool. Late copies are not counted.
+    pub(super) fn pages_making_room(&self) -> usize {
         self.operations.pages_making_room() + self.cache.cooling_pages()
     }
 
-    /// Makes sure that a plan is made when the copies that make room are late.
-    pub(crate) fn wake_when_room_is_late(&mut self, handle: Handle) {
+    /// Sets a timer for the time at which the copies that make room are late.
+    pub(super) fn wake_when_room_is_late(&mut self, handle: Handle) {
         if self.pages_making_room() > 0 {
             let timeout = ms(self.config.copies.write_back_timeout_ms);
-            self.look_again(handle, self.now.after(timeout));
+            self.recheck_by(handle, self.now.after(timeout));
         }
     }
 
-    /// Takes a request's device memory. What the host has no copy of is copied first, as far as the host has
-    /// room; the rest stays cached as long as its pages are not needed.
-    pub(crate) fn retract(&mut self, handle: Handle, plan: &mut Plan) {
+    /// Takes a request's device memory. Pages that exist on device alone are copied first, as far as the host has
+    /// room; the others stay cached until their pages are needed.
+    pub(super) fn retract(&mut self, handle: Handle, plan: &mut Plan) {
         self.stats.retractions += 1;
         self.abandon_operation(handle);
         if !planted(Bug::LoseSlotOnRetraction) {
@@ -200,31 +199,30 @@ impl Scheduler {
         let next = self.operations.next_id();
         let entry = &self.requests[handle];
         let computing = entry.life.state().computing().expect("only who computes is retracted");
-        // What is kept must not be evicted for the sake of the rest. Who takes no hits has no use for it, and would
-        // stand in its own way.
+        // The kept pages must not be evicted for the other ones. A request that takes no hits has no use for them,
+        // and they would be in its way.
         let takes_hits = entry.takes_hits();
         let kept = match takes_hits {
             true => self.cache.pin_host_along(&computing.path),
             false => self.cache.pin_host(entry.sequence.root(), Cursor::START),
         };
-        let kept = Handover::of(kept);
         let source = takes_hits.then(|| self.cache.pin_again(&computing.path));
         let pages =
             source.as_ref().map_or(0, |source| self.room_for_write_back(source, false, usize::MAX));
         if let Some(source) = source {
             self.cache.unpin_device(source);
         }
-        let path = Handover::empty();
-        let write_back = (pages > 0).then_some((next, &path));
-        self.happen(handle, &LifeEvent::Retracted { kept, write_back });
+        let write_back = (pages > 0).then_some(next);
+        let output = self.transition(handle, LifeEvent::Retracted { kept, write_back });
         if pages > 0
-            && let Err(path) = self.start_write_back(path.take(), Some(handle), false, pages, plan)
+            && let Err(path) =
+                self.start_write_back(output.into_path(), Some(handle), false, pages, plan)
         {
-            unreachable!("the host had room for what {path:?} holds");
+            unreachable!("the host had room for the pages of {path:?}");
         }
-        // What it loses before it runs again may be in L3.
+        // Pages that it loses before it runs again may be in L3.
         self.release_fetched(handle);
-        self.requests[handle].forget_lookups();
-        self.requests.wait(handle, Waiting::IN_LINE);
+        self.requests[handle].reset_lookups();
+        self.requests.wait(handle, Wait::ADMISSION);
     }
 }

@@ -1,26 +1,26 @@
-//! New weights while requests live: KV of the old ones is of no use to anybody from then on.
+//! Replacement of the weights while requests are live. KV of the old weights is of no use.
 
 use terrace_cache::Cursor;
 use terrace_cache::planted::{Bug, planted};
-use terrace_fsm::{Event as LifeEvent, Handover, State, StateName, Time};
+use terrace_fsm::{Event as LifeEvent, State, StateName, Time};
 
+use super::Scheduler;
 use crate::error::StepsInFlight;
+use crate::ids::Handle;
 use crate::namespaces::Namespaces;
-use crate::requests::Handle;
-use crate::scheduler::Scheduler;
-use crate::waiting::Waiting;
+use crate::wait::Wait;
 
 impl Scheduler {
-    /// The model computes with other weights from here on; `fingerprint` names them as
-    /// [`ModelConfig::fingerprint`](crate::ModelConfig::fingerprint) does. Whoever runs gives up its pages and computes
-    /// its tokens again, prompt and answer, in its turn; nothing that was computed or fetched before is matched
-    /// any more, on any tier. Its pages leave as soon as no operation holds them, and are not stored in L3. Those
-    /// who have all their tokens end as they would have.
+    /// Replaces the weights of the model; `fingerprint` names them like
+    /// [`ModelConfig::fingerprint`](crate::ModelConfig::fingerprint). Running requests give up their pages and
+    /// compute all their tokens again, prompt and answer, in their turn. Nothing that was computed or fetched before
+    /// is matched any more on any tier. Such pages are removed when no operation holds them, and are not stored in
+    /// L3. Requests that have all their tokens end as usual.
     ///
     /// # Errors
-    /// When a step is in flight: report it first. Nothing has changed then.
+    /// If a step is in flight: report it first. Nothing has changed then.
     pub fn replace_weights(&mut self, now: Time, fingerprint: &str) -> Result<(), StepsInFlight> {
-        if self.steps.are_owed() {
+        if self.steps.has_unreported() {
             return Err(StepsInFlight);
         }
         self.now = self.now.max(now);
@@ -29,11 +29,11 @@ impl Scheduler {
         self.namespaces = Namespaces::new(&self.config);
         let live: Vec<Handle> = self.requests.iter().map(|entry| entry.handle).collect();
         for handle in live {
-            if self.let_go_of_kv(handle) {
-                self.begin_anew(handle);
+            if self.release_kv(handle) {
+                self.restart(handle);
             }
         }
-        self.batch.forget_who_left(&self.requests);
+        self.batch.remove_departed(&self.requests);
         self.forget_drains();
         while self.skip_oldest_backup() {}
         if !planted(Bug::KeepPagesOfOldWeights) {
@@ -43,31 +43,29 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Lets a request give up all KV that it holds or waits for. False if it needs none any more.
-    fn let_go_of_kv(&mut self, handle: Handle) -> bool {
+    /// Releases all KV that a request holds or waits for. Returns false if the request needs no KV any more.
+    fn release_kv(&mut self, handle: Handle) -> bool {
         match self.requests[handle].life.state() {
             State::Prefilling(computing) | State::Decoding(computing) => {
                 self.stats.retractions += 1;
-                let kept = Handover::of(self.cache.pin_host_along(&computing.path));
+                let kept = self.cache.pin_host_along(&computing.path);
                 self.abandon_operation(handle);
                 self.leave_batch(handle);
-                self.happen(handle, &LifeEvent::Retracted { kept, write_back: None });
+                self.transition(handle, LifeEvent::Retracted { kept, write_back: None });
             }
             State::Retracted { write_back: Some(_), .. } => {
-                // The copy goes on, and is not kept for this request any more.
+                // The copy continues without the request.
                 self.abandon_operation(handle);
                 let nothing =
                     self.cache.pin_host(self.requests[handle].sequence.root(), Cursor::START);
-                self.happen(handle, &LifeEvent::Kept(Handover::of(nothing)));
+                self.transition(handle, LifeEvent::Kept(nothing));
             }
             State::Submitted { .. }
             | State::Prefetching { .. }
             | State::PrefetchDone { .. }
             | State::Retracted { write_back: None, .. } => {
-                if let Waiting::Asking { .. } | Waiting::Fetching { .. } =
-                    self.requests[handle].waiting()
-                {
-                    self.stop_waiting(handle);
+                if let Wait::Probe { .. } | Wait::Prefetch { .. } = self.requests[handle].wait() {
+                    self.end_wait(handle);
                 } else if self.requests[handle].state() == StateName::Prefetching {
                     self.stop_fetching(handle);
                 }
@@ -76,17 +74,16 @@ impl Scheduler {
             | State::WritingBack { .. }
             | State::Finished
             | State::Aborted
-            | State::Failed(_)
-            | State::Left => return false,
+            | State::Failed(_) => return false,
         }
         if self.requests[handle].holds_while_waiting() {
-            self.happen(handle, &LifeEvent::PinsYielded);
+            self.transition(handle, LifeEvent::PinsYielded);
         }
         true
     }
 
-    /// A request is as if it had just come, with the tokens that it has.
-    fn begin_anew(&mut self, handle: Handle) {
+    /// Restarts a request with the tokens that it has.
+    fn restart(&mut self, handle: Handle) {
         self.release_fetched(handle);
         let adapter = self.adapter(self.requests[handle].adapter).unwrap_or_default();
         let root = self.namespace_of(adapter, &self.requests[handle].salt);
@@ -94,8 +91,8 @@ impl Scheduler {
         if !planted(Bug::KeepOldKeys) {
             entry.sequence = entry.sequence.under(root);
         }
-        entry.sharing = None;
-        entry.forget_lookups();
-        self.requests.wait(handle, Waiting::IN_LINE);
+        entry.patience.set_for_producer(None);
+        entry.reset_lookups();
+        self.requests.wait(handle, Wait::ADMISSION);
     }
 }

@@ -1,38 +1,37 @@
-//! Deferred requests: those that could be admitted but for something that an event brings. They are outside the line
-//! until it does, so that they neither fill the admission window nor are polled.
+//! Deferred requests: requests that wait for an event before they can be admitted. They are outside the
+//! admission queue until then, so that they neither fill its window nor are polled.
 
 use std::collections::BTreeSet;
 
-use crate::adapters::AdapterId;
-use crate::requests::Handle;
+use crate::ids::{AdapterId, Handle};
 
-/// Event that puts a deferred request back in line.
+/// Event that puts a deferred request back in the admission queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wake {
-    /// Another request has brought the pages before this one, or brings none any more.
-    Provider { provider: Handle, page: u32 },
-    /// A load-back has ended, and its part of the share is free.
+    /// The producer has the pages before `page`, or stopped producing.
+    Producer { producer: Handle, page: u32 },
+    /// A load-back has ended and released its share of the budget.
     Share,
-    /// A load-back has ended, and what it brought is on the device.
+    /// A load-back has ended and its pages are on device.
     Arrival,
-    /// An adapter has left the batch, or its own has joined it.
+    /// Another adapter has left the batch, or this one has joined it.
     Adapter(AdapterId),
 }
 
 /// Deferred requests by the event that wakes them.
 #[derive(Debug, Default)]
-pub(crate) struct Parked {
+pub(crate) struct Deferred {
     followers: BTreeSet<(Handle, u32, Handle)>,
     for_load_backs: BTreeSet<Handle>,
     for_adapters: BTreeSet<Handle>,
     by_adapter: BTreeSet<(AdapterId, Handle)>,
 }
 
-impl Parked {
+impl Deferred {
     pub(crate) fn insert(&mut self, handle: Handle, wake: Wake) {
         match wake {
-            Wake::Provider { provider, page } => {
-                _ = self.followers.insert((provider, page, handle))
+            Wake::Producer { producer, page } => {
+                _ = self.followers.insert((producer, page, handle))
             }
             Wake::Share | Wake::Arrival => _ = self.for_load_backs.insert(handle),
             Wake::Adapter(adapter) => {
@@ -44,8 +43,8 @@ impl Parked {
 
     pub(crate) fn remove(&mut self, handle: Handle, wake: Wake) {
         match wake {
-            Wake::Provider { provider, page } => {
-                _ = self.followers.remove(&(provider, page, handle))
+            Wake::Producer { producer, page } => {
+                _ = self.followers.remove(&(producer, page, handle))
             }
             Wake::Share | Wake::Arrival => _ = self.for_load_backs.remove(&handle),
             Wake::Adapter(adapter) => {
@@ -55,10 +54,10 @@ impl Parked {
         }
     }
 
-    /// Returns a request that waits for pages of this provider up to `page`.
-    pub(crate) fn follower(&self, provider: Handle, page: u32) -> Option<Handle> {
-        let first = (provider, 0, Handle::FIRST);
-        self.followers.range(first..=(provider, page, Handle::LAST)).next().map(|&(_, _, it)| it)
+    /// Returns a request that waits for pages of this producer up to `page`.
+    pub(crate) fn follower(&self, producer: Handle, page: u32) -> Option<Handle> {
+        let first = (producer, 0, Handle::FIRST);
+        self.followers.range(first..=(producer, page, Handle::LAST)).next().map(|&(_, _, it)| it)
     }
 
     /// Returns a request that waits for load-backs to end.

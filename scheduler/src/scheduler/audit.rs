@@ -1,20 +1,19 @@
-//! The audit: every page, pin, slot and share of a budget is accounted for.
+//! Audit: every page, pin, slot and share of a budget is accounted for.
 
 use terrace_cache::{Claims, Fault};
 use terrace_fsm::{OpId, StateName};
 
+use super::Scheduler;
+use crate::l3_reads::L3Reads;
 use crate::operations::Counts;
-use crate::reading::Reading;
-use crate::scheduler::Scheduler;
 use crate::stats::OperationStats;
 
 impl Scheduler {
-    /// Proves that no page is lost or owned twice, that every pin is counted, and that slots and
-    /// budgets add up. Takes time proportional to the whole cache: for tests, and for operators who
-    /// want to know.
+    /// Checks that no page is lost or owned twice, that every pin is counted, and that slots and budgets add up.
+    /// Takes time proportional to the whole cache.
     ///
     /// # Errors
-    /// What is wrong, in words.
+    /// A description of the first fault.
     pub fn try_audit(&self) -> Result<(), Fault> {
         let mut claims = Claims::default();
         for entry in self.requests.iter() {
@@ -24,17 +23,17 @@ impl Scheduler {
             operation.work.claim(&mut claims);
         }
         self.backups.claim(&mut claims);
-        self.drains.claim(&mut claims);
+        self.pending_write_backs.claim(&mut claims);
         self.steps.claim(&mut claims);
         self.cache.audit(&claims)?;
         self.audit_budgets()?;
         self.audit_requests()
     }
 
-    /// As [`try_audit`](Self::try_audit).
+    /// Runs [`try_audit`](Self::try_audit).
     ///
     /// # Panics
-    /// If anything is wrong.
+    /// If there is a fault.
     pub fn audit(&self) {
         if let Err(fault) = self.try_audit() {
             panic!("audit: {fault}");
@@ -82,16 +81,16 @@ impl Scheduler {
             slots.extend(entry.life.state().computing().map(|computing| computing.slot));
             draining += u32::from(matches!(state, StateName::Draining | StateName::WritingBack));
             prefilling += usize::from(state == StateName::Prefilling);
-            in_line += usize::from(entry.waiting().is_in_line());
-            ensure(entry.waiting().fits(state), || {
-                format!("{} is {state:?} and waits: {:?}", entry.id, entry.waiting())
+            in_line += usize::from(entry.wait().is_queued());
+            ensure(entry.wait().fits(state), || {
+                format!("{} is {state:?} and waits: {:?}", entry.id, entry.wait())
             })?;
-            fetched_pages += entry.held_pages;
-            parked += usize::from(entry.waiting().wake().is_some());
+            fetched_pages += entry.l3.held_pages();
+            parked += usize::from(entry.wait().wake().is_some());
             sharing += usize::from(entry.computing_key.is_some());
             if let Some(op) = entry.life.state().operation() {
                 let owner = self.operations.owner(op);
-                ensure(owner == Some(entry.handle), || waits_in_vain(entry.id, op))?;
+                ensure(owner == Some(entry.handle), || foreign_operation(entry.id, op))?;
             }
             if entry.life.state().computing().is_some() {
                 let pages = entry.device_pages() * self.config.cache.page_size;
@@ -112,19 +111,21 @@ impl Scheduler {
         ensure(slots.len() == self.config.batch.running_max as usize, || {
             "a slot is lost or owned twice".to_owned()
         })?;
-        let waiting_pages = self.reading.as_ref().map_or(0, Reading::waiting_pages);
+        let waiting_pages = self.l3_reads.as_ref().map_or(0, L3Reads::held_pages);
         ensure(fetched_pages == waiting_pages, || format!("{fetched_pages} fetched pages wait"))?;
-        ensure(draining == self.drains.draining(), || format!("{draining} requests drain"))?;
+        ensure(draining == self.pending_write_backs.draining(), || {
+            format!("{draining} requests drain")
+        })?;
         ensure(prefilling == self.batch.prefilling().len(), || {
             format!("{prefilling} requests prefill")
         })?;
-        ensure(in_line == self.requests.line().len(), || {
+        ensure(in_line == self.requests.queue().len(), || {
             format!("{in_line} requests are in line")
         })?;
-        ensure(parked == self.requests.parked().len(), || {
+        ensure(parked == self.requests.deferred().len(), || {
             format!("{parked} requests are deferred")
         })?;
-        ensure(sharing == self.announced.len(), || format!("{sharing} requests share"))?;
+        ensure(sharing == self.producers.len(), || format!("{sharing} requests share"))?;
         self.audit_adapters()?;
         ensure(self.requests.timers() <= self.requests.len(), || "a timer outlived".to_owned())
     }
@@ -144,7 +145,7 @@ impl Scheduler {
     }
 }
 
-fn waits_in_vain(request: terrace_fsm::RequestId, op: OpId) -> String {
+fn foreign_operation(request: terrace_fsm::RequestId, op: OpId) -> String {
     format!("{request} waits for {op}, which is not its own")
 }
 

@@ -1,26 +1,27 @@
-//! The forward step: which prompts and decodes it computes, and what its results change.
+//! Forward steps: prompts and decodes of a step, and the effect of its results.
 
-use std::cell::Cell;
 use std::time::Duration;
 
 use terrace_cache::Cache;
 use terrace_cache::planted::{Bug, planted};
-use terrace_fsm::{Event as LifeEvent, FailReason, RequestId, Slot, State};
+use terrace_fsm::{Event as LifeEvent, FailReason, OpId, RequestId, State};
 
-use crate::admission::prefill_end;
+use super::Scheduler;
+use super::admission::prefill_end;
 use crate::config::Config;
 use crate::event::StepResult;
+use crate::ids::Handle;
+use crate::l3_reads::L3Reads;
 use crate::operations::Operations;
-use crate::pace::work;
-use crate::plan::{Decode, Plan, Prefill, RowChange};
-use crate::reading::Reading;
-use crate::requests::{Entry, Handle};
-use crate::scheduler::Scheduler;
-use crate::step::{Member, Report, ResultReader, Step};
+use crate::plan::{Decode, Plan, RowChange};
+use crate::prompt_cost::prompt_cost;
+use crate::requests::Entry;
+use crate::results::ResultReader;
+use crate::step::{Member, Step};
 
 impl Scheduler {
-    /// Fills the plan with the next step, if there is something to compute.
-    pub(crate) fn plan_forward(&mut self, plan: &mut Plan) {
+    /// Adds the next step to the plan, if there is something to compute.
+    pub(super) fn plan_forward(&mut self, plan: &mut Plan) {
         let mut tokens_left = self.config.batch.step_tokens_max;
         let retractions = self.stats.retractions;
         if self.plan_members(plan, &mut tokens_left).is_none() {
@@ -28,7 +29,7 @@ impl Scheduler {
         }
         let nothing = plan.prefills.is_empty() && plan.decodes.is_empty();
         if nothing && self.stats.retractions > retractions {
-            // What was given up may serve another, and nothing would remind us later.
+            // The released pages may serve another request, and no event would start it later.
             self.plan_prefills(plan, &mut tokens_left);
         }
         self.steps.note_kind(plan);
@@ -40,7 +41,7 @@ impl Scheduler {
         self.begin_step(plan);
     }
 
-    /// Says which prompts and decodes are in the step; nothing if it has to wait for those in flight.
+    /// Adds prompts and decodes to the plan. Returns `None` if it has to wait for the steps in flight.
     fn plan_members(&mut self, plan: &mut Plan, tokens_left: &mut u32) -> Option<()> {
         if !self.preempt(plan) {
             return None;
@@ -74,7 +75,7 @@ impl Scheduler {
     fn plan_decodes_alone(&mut self, plan: &mut Plan, tokens_left: &mut u32) -> Option<()> {
         match self.steps.is_empty() {
             true => self.make_room_for(plan, |state| matches!(state, State::Decoding(_)))?,
-            // Those whose prompt ends with a step in flight decode in the next.
+            // Requests whose prompt ends with a step in flight decode in the next.
             false => self.make_room_for(plan, |state| state.computing().is_some())?,
         }
         self.plan_decodes(plan, tokens_left);
@@ -97,40 +98,49 @@ impl Scheduler {
             let tokens = decode_tokens.min(entry.remaining_tokens);
             *tokens_left -= tokens;
             let (slot, start) = (computing.slot, entry.computed_tokens);
-            let (request, adapter) = (entry.id, entry.adapter_told());
+            let (request, adapter) = (entry.id, entry.planned_adapter());
             plan.decodes.push(Decode { request, slot, start, tokens, input: None, adapter });
         }
     }
 
-    /// The same behind steps in flight.
+    /// Adds decodes behind steps in flight.
     #[inline(never)]
     fn plan_decodes_ahead(&mut self, plan: &mut Plan, tokens_left: &mut u32) {
         for &handle in self.batch.running() {
             let entry = &self.requests[handle];
             let computing = match entry.life.state() {
                 State::Decoding(computing) => computing,
-                // Its prompt ends with a step in flight.
-                State::Prefilling(computing) if entry.flying.new_tokens > 0 => computing,
-                _ => continue,
+                // The prompt ends with a step in flight.
+                State::Prefilling(computing) if entry.in_flight.new_tokens() > 0 => computing,
+                State::Submitted { .. }
+                | State::Prefetching { .. }
+                | State::PrefetchDone { .. }
+                | State::Prefilling(_)
+                | State::Retracted { .. }
+                | State::Draining { .. }
+                | State::WritingBack { .. }
+                | State::Finished
+                | State::Aborted
+                | State::Failed(_) => continue,
             };
             let tokens = decode_tokens(&self.config, entry);
-            if tokens == 0 || self.steps.is_in_vain_for(entry) {
+            if tokens == 0 || self.steps.is_void_for(entry) {
                 continue;
             }
             *tokens_left -= tokens;
             let (slot, start) = (computing.slot, entry.planned_tokens());
-            let input = entry.flying.input();
-            let (request, adapter) = (entry.id, entry.adapter_told());
+            let input = entry.in_flight.input();
+            let (request, adapter) = (entry.id, entry.planned_adapter());
             plan.decodes.push(Decode { request, slot, start, tokens, input, adapter });
         }
     }
 
-    /// How often the step can be repeated without a plan in between: nobody waits for one, and every
+    /// Maximum number of repetitions of the step without a plan in between: no request waits for a plan, and every
     /// decode has room on its pages and tokens to produce.
     fn repeats_max(&self, plan: &Plan) -> u32 {
         let repeats_max = self.config.batch.repeats_max;
         let all_decode = plan.decodes.len() == self.batch.running().len();
-        if repeats_max == 0 || !all_decode || self.somebody_waits_for_a_plan() {
+        if repeats_max == 0 || !all_decode || self.has_work_for_a_plan() {
             return 0;
         }
         let page_size = self.config.cache.page_size;
@@ -142,16 +152,16 @@ impl Scheduler {
         repeats.fold(repeats_max, u32::min)
     }
 
-    /// Whether a plan may do something for a request without anything having happened before it.
-    fn somebody_waits_for_a_plan(&self) -> bool {
-        !self.requests.line().is_empty()
-            || !self.drains.is_empty()
-            || self.reading.as_ref().is_some_and(Reading::has_somebody_to_decide_about)
+    /// Returns true if a plan may help a request without any event before it.
+    fn has_work_for_a_plan(&self) -> bool {
+        !self.requests.queue().is_empty()
+            || !self.pending_write_backs.is_empty()
+            || self.l3_reads.as_ref().is_some_and(L3Reads::has_queued)
     }
 
-    /// Gives every running request in such a state the pages for what it computes next. In case of need the
-    /// worst ranked give up theirs, or sit out while pages are on their way. Nobody does while steps are in
-    /// flight: then there is nothing to be planned before they have ended.
+    /// Gives every running request in such a state the pages for its next step. If memory is short, the lowest ranked
+    /// requests are retracted, or sit out while pages become free. With steps in flight nothing is retracted, and
+    /// `None` says that there is nothing to plan before they have ended.
     fn make_room_for(&mut self, plan: &mut Plan, is_meant: impl Fn(&State) -> bool) -> Option<()> {
         for place in 0..self.batch.running().len() {
             let handle = self.batch.running()[place];
@@ -168,60 +178,72 @@ impl Scheduler {
                 self.make_room_by_retraction(handle, missing, plan);
             }
         }
-        self.batch.forget_who_left(&self.requests);
+        self.batch.remove_departed(&self.requests);
         Some(())
     }
 
-    /// Gives the request so many more device pages, evicting if need be.
-    pub(crate) fn grow(&mut self, handle: Handle, pages: usize) -> bool {
+    /// Gives the request more device pages, with eviction if necessary.
+    pub(super) fn grow(&mut self, handle: Handle, pages: usize) -> bool {
         if !self.cache.free_device_pages(pages) {
             return false;
         }
-        let grown = Cell::new(false);
-        self.happen(handle, &LifeEvent::Grow { pages, grown: &grown });
-        grown.get()
+        self.transition(handle, LifeEvent::Grow { pages }).grown()
     }
 
     // ---- the step itself, and rows ----
 
     fn begin_step(&mut self, plan: &mut Plan) {
         let mut step = self.steps.new_step(self.now, plan.repeats_max);
-        let holder = |slot: Slot| self.batch.holder(slot).expect("a member has its slot");
-        step.members.extend(plan.prefills.iter().map(|prefill| Member {
-            handle: holder(prefill.slot),
-            request: prefill.request,
-            start: prefill.start,
-            end: prefill.start + prefill.tokens,
-            tokens_max: prefill.produces_token.into(),
-            is_decode: false,
-            epoch: 0,
-        }));
+        for place in 0..plan.prefills.len() {
+            let prefill = plan.prefills[place];
+            let member = Member {
+                handle: self.batch.holder(prefill.slot).expect("a member has its slot"),
+                request: prefill.request,
+                start: prefill.start,
+                end: prefill.start + prefill.tokens,
+                tokens_max: prefill.produces_token.into(),
+                is_decode: false,
+                epoch: 0,
+            };
+            self.add_member(&mut step, member, prefill.waits_for, plan);
+        }
         let repeats_max = plan.repeats_max;
-        step.members.extend(plan.decodes.iter().map(|decode| Member {
-            handle: holder(decode.slot),
-            request: decode.request,
-            start: decode.start,
-            end: decode.start + decode.tokens,
-            tokens_max: decode.tokens + repeats_max,
-            is_decode: true,
-            epoch: 0,
-        }));
-        for member in &step.members {
-            plan_row(&mut self.requests[member.handle], &self.cache, &self.operations, plan);
+        for place in 0..plan.decodes.len() {
+            let decode = plan.decodes[place];
+            let member = Member {
+                handle: self.batch.holder(decode.slot).expect("a member has its slot"),
+                request: decode.request,
+                start: decode.start,
+                end: decode.start + decode.tokens,
+                tokens_max: decode.tokens + repeats_max,
+                is_decode: true,
+                epoch: 0,
+            };
+            self.add_member(&mut step, member, None, plan);
         }
-        if self.steps.go_ahead() {
-            for (row, member) in (0..).zip(&mut step.members) {
-                let (tokens, produces) = (member.end - member.start, member.produces_tokens());
-                let flying = &mut self.requests[member.handle].flying;
-                member.epoch = flying.take_off(tokens, produces, step.id, row);
-            }
-        }
-        let waits = |(place, prefill): (usize, &Prefill)| Some((place, prefill.waits_for?));
-        step.waits.extend(plan.prefills.iter().enumerate().filter_map(waits));
-        (plan.step, plan.behind) = (Some(step.id), self.steps.last().map(|before| before.id));
+        (plan.step, plan.behind) = (Some(step.id()), self.steps.last().map(|before| before.id()));
         self.stats.steps += 1;
         self.steps.launch(step);
         self.cool_pages();
+    }
+
+    /// Adds a request to the step, and the changes of its row to the plan.
+    #[inline]
+    fn add_member(
+        &mut self,
+        step: &mut Step,
+        mut member: Member,
+        waits_for: Option<OpId>,
+        plan: &mut Plan,
+    ) {
+        let entry = &mut self.requests[member.handle];
+        plan_row(entry, &self.cache, &self.operations, plan);
+        if self.steps.go_ahead() {
+            let row = step.members().len() as u32;
+            let (tokens, produces) = (member.tokens(), member.produces_tokens());
+            member.epoch = entry.in_flight.launch(tokens, produces, step.id(), row);
+        }
+        step.add(member, waits_for);
     }
 
     fn cool_pages(&mut self) {
@@ -232,27 +254,27 @@ impl Scheduler {
 
     // ---- results ----
 
-    /// The step's KV is written: publishes it, appends the new tokens, lets requests go on or end.
-    pub(crate) fn step_done(
+    /// Applies the results of a step: publishes its pages, appends the new tokens, and lets requests continue or end.
+    pub(super) fn step_done(
         &mut self,
         step: Step,
         took: Duration,
         results: &[StepResult<'_>],
         failed: &[RequestId],
     ) {
-        if !step.is_doomed() {
+        if !step.is_void() {
             let mut repeated = 0;
-            if step.repeats_max > 0 {
+            if step.repeats_max() > 0 {
                 let longest = results.iter().map(|result| result.tokens.len() as u64).max();
                 repeated = longest.unwrap_or(1) - 1;
                 self.stats.steps += repeated;
             }
             self.observe_rates(&step, took, repeated);
             let mut reader = ResultReader::new(results, self.steps.take_index());
-            for member in &step.members {
+            for member in step.members() {
                 let result = match member.produces_tokens() {
                     false => None,
-                    true => reader.next(member),
+                    true => reader.next(member.request),
                 };
                 if !failed.is_empty() && failed.contains(&member.request) {
                     self.member_failed(member);
@@ -265,24 +287,25 @@ impl Scheduler {
         self.step_over(step);
     }
 
-    /// Steps take effect whose reports have waited for load-backs and need not any more.
-    pub(crate) fn end_held_steps(&mut self) {
+    /// Applies reports that were held back for load-backs and no longer wait.
+    pub(super) fn end_held_steps(&mut self) {
         if planted(Bug::PublishWhileLoading) {
             self.end_load_backs_early();
         }
-        while let Some(Report { at, done }) = self.steps.take_held(&self.requests) {
+        while let Some(report) = self.steps.take_held(&self.requests) {
+            let (at, done) = report.into_parts();
             let (step, took) = self.steps.end_first(at);
             match done {
-                Some(done) => self.step_done(step, took, &done.results(), &done.failed),
+                Some(done) => self.step_done(step, took, &done.results(), done.failed()),
                 None => self.step_failed(step),
             }
         }
     }
 
-    /// Nothing is computed in the step any more.
+    /// Releases the resources of an ended step.
     fn step_over(&mut self, step: Step) {
-        self.cache.cooled(step.id.0);
-        self.steps.put_by(step, &mut self.cache);
+        self.cache.cooled(step.id().0);
+        self.steps.recycle(step, &mut self.cache);
         self.cool_pages();
     }
 
@@ -293,12 +316,12 @@ impl Scheduler {
             if !member.counts_for(entry) {
                 return;
             }
-            member.lands(&mut entry.flying);
+            entry.in_flight.land(member.tokens(), member.produces_tokens());
         }
         entry.failed_steps = 0;
         let new_tokens = result.map_or(0, |result| result.tokens.len() as u32);
         if member.is_decode {
-            // Of the positions computed, those hold that led to a token.
+            // Only the positions that led to a token are valid.
             entry.computed_tokens += match planted(Bug::BelieveDrafts) {
                 true => (member.end - member.start).min(new_tokens + 1),
                 false => new_tokens,
@@ -324,7 +347,7 @@ impl Scheduler {
         } else if prefilled {
             self.stop_sharing(handle);
             self.batch.prefill_ended(handle);
-            self.happen(handle, &LifeEvent::PrefillEnded);
+            self.transition(handle, LifeEvent::PrefillEnded);
             self.release_fetched(handle);
             self.drain_prompt(handle);
         } else if !member.is_decode {
@@ -332,35 +355,32 @@ impl Scheduler {
         }
     }
 
-    /// Makes whole pages that are computed visible to others.
-    // Apart, so that looking costs little: most tokens complete none.
+    /// Publishes whole pages that are computed.
+    // Separate, because most tokens complete no page.
     #[inline(never)]
-    pub(crate) fn publish_pages(&mut self, handle: Handle, start: u32, end: u32) {
-        let published = Cell::new(None);
-        let Entry { life, sequence, priority, writes, .. } = &mut self.requests[handle];
-        let (run, priority) = (sequence.run(start, end).reaching(*writes), *priority);
-        let event = LifeEvent::Computed { run, priority, published: &published };
-        life.handle(&event, &mut self.cache);
-        let duplicate = published.get().and_then(|published| published.first_duplicate);
+    pub(super) fn publish_pages(&mut self, handle: Handle, start: u32, end: u32) {
+        let Entry { life, sequence, priority, options, .. } = &mut self.requests[handle];
+        let (run, priority) = (sequence.run(start, end).reaching(options.writes), *priority);
+        let change = life.handle(LifeEvent::Computed { run, priority }, &mut self.cache);
+        let duplicate = change.output.published().and_then(|published| published.first_duplicate);
         if let Some(first) = duplicate.filter(|_| !planted(Bug::KeepRowOfDuplicate)) {
-            // The tree had some of these pages: the row must name the tree's, not ours.
+            // The tree had some of these pages: the row must name its pages.
             let entry = &mut self.requests[handle];
             entry.row_entries = entry.row_entries.min(first);
         }
     }
 
-    /// The step wrote nothing that can be trusted: its members try again, but not for ever. Those of the
-    /// steps behind it have lost what they follow.
-    pub(crate) fn step_failed(&mut self, step: Step) {
+    /// Discards a failed step: its members try again, up to a limit, and the steps behind it are void.
+    pub(super) fn step_failed(&mut self, step: Step) {
         self.stats.steps_failed += 1;
-        if !step.is_doomed() {
-            for member in &step.members {
+        if !step.is_void() {
+            for member in step.members() {
                 self.member_failed(member);
             }
             if !planted(Bug::BelieveStepBehindFailed) {
-                for member in self.steps.doom_all() {
+                for member in self.steps.void_all() {
                     if let Some(entry) = self.requests.get_mut(member.handle) {
-                        entry.flying.cancel();
+                        entry.in_flight.cancel();
                     }
                 }
             }
@@ -368,7 +388,7 @@ impl Scheduler {
         self.step_over(step);
     }
 
-    /// What the request computed cannot be trusted.
+    /// Discards a member's part of a step.
     fn member_failed(&mut self, member: &Member) {
         let Some(entry) =
             self.requests.get_mut(member.handle).filter(|entry| member.counts_for(entry))
@@ -378,42 +398,42 @@ impl Scheduler {
         entry.failed_steps += 1;
         if self.steps.go_ahead() {
             match planted(Bug::BelieveStepBehindFailed) {
-                true => member.lands(&mut entry.flying),
-                false => entry.flying.cancel(),
+                true => entry.in_flight.land(member.tokens(), member.produces_tokens()),
+                false => entry.in_flight.cancel(),
             }
         }
         if planted(Bug::BelieveFailedStep) && !member.produces_tokens() {
             entry.computed_tokens = member.end;
         }
         if entry.failed_steps >= self.config.batch.step_failures_max {
-            self.end(member.handle, &LifeEvent::Fail(FailReason::StepFailed));
+            self.end(member.handle, LifeEvent::Fail(FailReason::StepFailed));
         }
     }
 
-    /// Measures how fast prompts are computed, beside decodes too: under load there are always some.
+    /// Measures the speed of prompts, beside decodes too: under load there are always some.
     fn observe_rates(&mut self, step: &Step, took: Duration, repeated: u64) {
-        if !step.waits.is_empty() {
-            // It may have waited longer than it computed.
+        if step.has_waits() {
+            // The step may have waited longer than it computed.
             return;
         }
-        // Prefills come before decodes.
-        let has_decodes = step.members.last().is_some_and(|member| member.is_decode);
-        if step.members.first().is_some_and(|member| member.is_decode) {
+        // Prefills are before decodes.
+        let has_decodes = step.members().last().is_some_and(|member| member.is_decode);
+        if step.members().first().is_some_and(|member| member.is_decode) {
             self.rates.observe_decodes(took, repeated);
             return;
         }
-        let prefills = step.members.iter().take_while(|member| !member.is_decode);
+        let prefills = step.members().iter().take_while(|member| !member.is_decode);
         let (mut tokens, mut counted) = (0, 0);
         for member in prefills.filter(|member| self.requests.get(member.handle).is_some()) {
             let computed = member.end - member.start;
             tokens += computed;
-            counted += work(&self.config.batch, member.start, computed);
+            counted += prompt_cost(&self.config.batch, member.start, computed);
         }
         self.rates.observe_prefill(tokens, counted, took, has_decodes);
     }
 }
 
-/// Tells the engine which entries of a row it does not know yet.
+/// Adds the entries of a row that the engine does not know to the plan.
 #[inline]
 fn plan_row(entry: &mut Entry, cache: &Cache, operations: &Operations, plan: &mut Plan) {
     let computing = entry.life.state().computing().expect("a member computes");
@@ -422,7 +442,7 @@ fn plan_row(entry: &mut Entry, cache: &Cache, operations: &Operations, plan: &mu
     }
 }
 
-// Apart, since most rows are as they were.
+// Separate, because most rows do not change.
 #[inline(never)]
 fn plan_changed_row(entry: &mut Entry, cache: &Cache, operations: &Operations, plan: &mut Plan) {
     let computing = entry.life.state().computing().expect("a member computes");
@@ -448,18 +468,18 @@ fn plan_changed_row(entry: &mut Entry, cache: &Cache, operations: &Operations, p
     entry.row_entries = entries;
 }
 
-/// For how many positions a decode needs room: none if the steps in flight produce all that it may, or what
-/// it has to wait for.
+/// Number of positions that a decode needs room for: 0 if the steps in flight produce all tokens that it may, or a
+/// token that it has to wait for.
 #[inline]
 fn decode_tokens(config: &Config, entry: &Entry) -> u32 {
-    match entry.flying.new_tokens {
+    match entry.in_flight.new_tokens() {
         0 => config.batch.decode_tokens.min(entry.remaining_tokens),
-        _ if entry.waits_for_tokens => 0,
+        _ if entry.options.waits_for_tokens => 0,
         new_tokens => config.batch.decode_tokens.min(entry.remaining_tokens - new_tokens),
     }
 }
 
-/// Device pages that a running request lacks for what it computes next.
+/// Number of device pages that a running request lacks for its next step.
 #[inline]
 fn missing_pages(config: &Config, entry: &Entry) -> usize {
     let (computing, end) = match entry.life.state() {
@@ -467,11 +487,20 @@ fn missing_pages(config: &Config, entry: &Entry) -> usize {
             let late = u32::from(planted(Bug::GrowOnePageTooLate));
             (computing, entry.planned_tokens() + decode_tokens(config, entry) - late)
         }
-        // A prefill has all its pages from the start, unless its load-back fell short.
+        // A prefill has all its pages from the start, unless its load-back was incomplete.
         State::Prefilling(computing) if computing.transfer.is_none() => {
             (computing, prefill_end(config, entry))
         }
-        _ => return 0,
+        State::Submitted { .. }
+        | State::Prefetching { .. }
+        | State::PrefetchDone { .. }
+        | State::Prefilling(_)
+        | State::Retracted { .. }
+        | State::Draining { .. }
+        | State::WritingBack { .. }
+        | State::Finished
+        | State::Aborted
+        | State::Failed(_) => return 0,
     };
     let (page_size, pages) = (config.cache.page_size, computing.device_pages());
     match end.saturating_sub(pages * page_size) {

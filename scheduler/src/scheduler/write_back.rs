@@ -1,90 +1,47 @@
-//! Write-backs: pages that exist on device alone are copied to host, when their prompt is computed, when their
+//! Write-backs: copying pages that exist on device alone to host, when their prompt is computed, when their
 //! request has ended, is aborted or retracted, or before they are evicted.
 
-use std::collections::VecDeque;
-
+use terrace_cache::DevicePin;
 use terrace_cache::planted::{Bug, planted};
-use terrace_cache::{Claims, DevicePin};
-use terrace_fsm::{Event as LifeEvent, Handover, OpId, State, StateName};
+use terrace_fsm::{Event as LifeEvent, OpId, State, StateName};
 
+use super::Scheduler;
 use crate::config::ms;
+use crate::ids::Handle;
 use crate::operations::{Operation, Work};
 use crate::plan::{Copy, CopyDirection, Plan};
-use crate::requests::Handle;
-use crate::scheduler::Scheduler;
-use crate::waiting::Waiting;
+use crate::wait::Wait;
+use crate::write_backs::PendingWriteBack;
 
-/// No page was copied: there was no room.
+/// No page was copied: the host had no room.
 struct NothingWritten;
 
-/// Paths whose pages may be copied to host.
-#[derive(Debug, Default)]
-pub(crate) struct Drains {
-    /// Those that are not copied in full, in the order in which they came.
-    waiting: VecDeque<Drain>,
-    /// Requests that have all their tokens and wait for their copy, begun or not.
-    draining: u32,
-}
-
-#[derive(Debug)]
-enum Drain {
-    /// A request that has all its tokens; it may be gone.
-    Request(Handle),
-    /// A path that no request waits for: that of a prompt, or of an aborted request.
-    Path(DevicePin),
-}
-
-/// Pages that one plan starts to copy for [`Drains`]. A plan must be ready within a step, so a large write-back is
-/// split over several.
-const DRAIN_PAGES_PER_PLAN: usize = 2048;
-
-impl Drains {
-    /// One of the requests has ended.
-    pub(crate) fn one_ended(&mut self) {
-        self.draining -= 1;
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
-    }
-
-    pub(crate) fn draining(&self) -> u32 {
-        self.draining
-    }
-
-    pub(crate) fn claim(&self, claims: &mut Claims) {
-        for drain in &self.waiting {
-            match drain {
-                Drain::Request(_) => {}
-                Drain::Path(path) => claims.device_pin(path),
-            }
-        }
-    }
-}
+/// Maximum number of queued pages whose copy one plan starts. A plan must be ready within a step, so a large
+/// write-back is split over several.
+const QUEUED_PAGES_PER_PLAN: usize = 2048;
 
 impl Scheduler {
     // ---- what is copied without being evicted ----
 
-    /// The request has all its tokens.
-    pub(crate) fn complete(&mut self, handle: Handle) {
+    /// Takes a request that has all its tokens out of the batch and queues its write-back.
+    pub(super) fn complete(&mut self, handle: Handle) {
         self.leave_batch(handle);
-        self.happen(handle, &LifeEvent::Completed);
-        self.news.completed(self.requests[handle].id);
-        self.drains.draining += 1;
-        self.drains.waiting.push_back(Drain::Request(handle));
+        self.transition(handle, LifeEvent::Completed);
+        self.notices.note_completed(self.requests[handle].id);
+        self.pending_write_backs.push_request(handle);
         let gives_up = ms(self.config.copies.write_back_timeout_ms);
-        self.requests.wait(handle, Waiting::Draining { until: self.now.after(gives_up) });
+        self.requests.wait(handle, Wait::WriteBack { until: self.now.after(gives_up) });
     }
 
-    /// The prompt is computed: it is copied now if the write policy says so, and not only with the answer.
-    pub(crate) fn drain_prompt(&mut self, handle: Handle) {
+    /// Queues the write-back of a computed prompt if the write policy says so, before that of the answer.
+    pub(super) fn drain_prompt(&mut self, handle: Handle) {
         if self.cache.write_policy().writes_after_prefill() {
             self.drain_path_of(handle);
         }
     }
 
-    /// Copies what an aborted request has computed as if it had ended by itself.
-    pub(crate) fn drain_aborted(&mut self, handle: Handle) {
+    /// Queues the write-back of an aborted request, as at any other end.
+    pub(super) fn drain_aborted(&mut self, handle: Handle) {
         if !planted(Bug::DropWriteBacks) {
             self.drain_path_of(handle);
         }
@@ -99,20 +56,20 @@ impl Scheduler {
         let Some(path) = path.or_else(|| state.draining()) else { return };
         if self.cache.unwritten_pages(path, true) > 0 {
             let path = self.cache.pin_again(path);
-            self.drains.waiting.push_back(Drain::Path(path));
+            self.pending_write_backs.push_path(path);
         }
     }
 
-    /// Copies to host what waits for that, as the write policy wants.
-    pub(crate) fn plan_drains(&mut self, plan: &mut Plan) {
-        let mut pages_left = DRAIN_PAGES_PER_PLAN;
-        while let Some(drain) = self.drains.waiting.front() {
+    /// Starts queued write-backs, as the write policy says.
+    pub(super) fn plan_drains(&mut self, plan: &mut Plan) {
+        let mut pages_left = QUEUED_PAGES_PER_PLAN;
+        while let Some(drain) = self.pending_write_backs.first() {
             let path = match drain {
-                Drain::Path(path) => path,
-                Drain::Request(handle) => match self.requests.get(*handle) {
+                PendingWriteBack::Path(path) => path,
+                PendingWriteBack::Request(handle) => match self.requests.get(*handle) {
                     Some(entry) => entry.life.state().draining().expect("it waits here to drain"),
                     None => {
-                        self.drains.waiting.pop_front();
+                        self.pending_write_backs.pop();
                         continue;
                     }
                 },
@@ -134,15 +91,17 @@ impl Scheduler {
                 if self.write_back_at_end(source, None, pages_left, plan).is_ok() {
                     return;
                 }
-                // There is no room for the rest either.
+                // The host has no room for the rest either.
                 self.stats.write_backs_skipped_pages += (wanted - pages_left) as u64;
                 wanted = 0;
             }
             pages_left -= wanted;
-            match self.drains.waiting.pop_front() {
-                Some(Drain::Request(handle)) => self.drain(handle, wanted, plan),
-                Some(Drain::Path(path)) if wanted == 0 => self.cache.unpin_device(path),
-                Some(Drain::Path(path)) => _ = self.write_back_at_end(path, None, wanted, plan),
+            match self.pending_write_backs.pop() {
+                Some(PendingWriteBack::Request(handle)) => self.drain(handle, wanted, plan),
+                Some(PendingWriteBack::Path(path)) if wanted == 0 => self.cache.unpin_device(path),
+                Some(PendingWriteBack::Path(path)) => {
+                    _ = self.write_back_at_end(path, None, wanted, plan)
+                }
                 None => unreachable!("it is the first"),
             }
         }
@@ -153,16 +112,15 @@ impl Scheduler {
             self.finish(handle);
             return;
         }
-        let path = Handover::empty();
         let next = self.operations.next_id();
-        self.happen(handle, &LifeEvent::WriteBackStarted(next, &path));
-        match self.write_back_at_end(path.take(), Some(handle), wanted, plan) {
+        let path = self.transition(handle, LifeEvent::WriteBackStarted(next)).into_path();
+        match self.write_back_at_end(path, Some(handle), wanted, plan) {
             Ok(op) => assert_eq!(op, next, "the request waits for what was started"),
-            Err(NothingWritten) => self.end(handle, &LifeEvent::Drained),
+            Err(NothingWritten) => self.end(handle, LifeEvent::Drained),
         }
     }
 
-    /// Lets a drained request end; what is on host of it already may still be missing in L3.
+    /// Ends a request without a write-back. Its pages on host may still be missing in L3.
     fn finish(&mut self, handle: Handle) {
         if let State::Draining { path } = self.requests[handle].life.state() {
             self.cache.tidy(path);
@@ -171,42 +129,42 @@ impl Scheduler {
                 self.queue_backup(kept);
             }
         }
-        self.end(handle, &LifeEvent::Drained);
+        self.end(handle, LifeEvent::Drained);
     }
 
-    /// The request ends, and its copy goes on for the cache's sake if it has begun.
-    pub(crate) fn stop_draining(&mut self, handle: Handle) {
+    /// Ends a draining request. A copy that has started continues for the cache.
+    pub(super) fn stop_draining(&mut self, handle: Handle) {
         match self.requests[handle].state() {
             StateName::Draining => self.skip_drain(handle),
-            StateName::WritingBack => self.end(handle, &LifeEvent::Drained),
+            StateName::WritingBack => self.end(handle, LifeEvent::Drained),
             other => unreachable!("{other:?} does not drain"),
         }
     }
 
-    /// Copies that wait for their turn give way, so that their pages may be evicted at once. Those of pages that
-    /// something else keeps would make no room, and stay.
-    pub(crate) fn skip_drains(&mut self) {
-        for _ in 0..self.drains.waiting.len() {
-            match self.drains.waiting.pop_front().expect("there were as many") {
-                Drain::Request(handle) if self.requests.get(handle).is_some() => {
+    /// Drops queued write-backs, so that their pages may be evicted at once. Those whose pages are pinned elsewhere
+    /// would make no room, and stay.
+    pub(super) fn skip_drains(&mut self) {
+        for _ in 0..self.pending_write_backs.len() {
+            match self.pending_write_backs.pop().expect("there were as many") {
+                PendingWriteBack::Request(handle) if self.requests.get(handle).is_some() => {
                     self.skip_drain(handle);
                 }
-                Drain::Request(_) => {}
-                Drain::Path(path) if self.cache.pages_kept_by(&path) == 0 => {
-                    self.drains.waiting.push_back(Drain::Path(path));
+                PendingWriteBack::Request(_) => {}
+                PendingWriteBack::Path(path) if self.cache.pages_kept_by(&path) == 0 => {
+                    self.pending_write_backs.push_path(path);
                 }
-                Drain::Path(path) => self.skip_path(path),
+                PendingWriteBack::Path(path) => self.skip_path(path),
             }
         }
     }
 
-    /// Forgets all copies that wait for their turn.
-    pub(crate) fn forget_drains(&mut self) {
+    /// Drops all queued write-backs.
+    pub(super) fn forget_drains(&mut self) {
         self.skip_drains();
-        while let Some(drain) = self.drains.waiting.pop_front() {
+        while let Some(drain) = self.pending_write_backs.pop() {
             match drain {
-                Drain::Path(path) => self.skip_path(path),
-                Drain::Request(_) => unreachable!("all of these were skipped"),
+                PendingWriteBack::Path(path) => self.skip_path(path),
+                PendingWriteBack::Request(_) => unreachable!("all of these were skipped"),
             }
         }
     }
@@ -216,18 +174,18 @@ impl Scheduler {
         self.cache.unpin_device(path);
     }
 
-    /// Lets a request end whose pages have not been copied to host.
+    /// Ends a request whose pages are not copied to host.
     fn skip_drain(&mut self, handle: Handle) {
         if let State::Draining { path } = self.requests[handle].life.state() {
             let skipped = self.cache.unwritten_pages(path, true);
             self.stats.write_backs_skipped_pages += skipped as u64;
         }
-        self.end(handle, &LifeEvent::Drained);
+        self.end(handle, LifeEvent::Drained);
     }
 
     // ---- any write-back ----
 
-    /// Starts to copy what the write policy wants of a path, at most `pages_max` pages. The pin is released if
+    /// Starts to copy the pages of a path that the write policy selects, at most `pages_max`. The pin is released if
     /// nothing is copied.
     fn write_back_at_end(
         &mut self,
@@ -244,9 +202,9 @@ impl Scheduler {
         })
     }
 
-    /// Makes host room for what the host lacks of a pinned path, at most `pages_max`, and returns for how many pages
-    /// there is room.
-    pub(crate) fn room_for_write_back(
+    /// Makes host room for pages of a pinned path that the host lacks, at most `pages_max`, and returns how many
+    /// pages have room.
+    pub(super) fn room_for_write_back(
         &mut self,
         source: &DevicePin,
         at_end: bool,
@@ -267,9 +225,9 @@ impl Scheduler {
         room
     }
 
-    /// Starts to copy so many pages of what the host lacks of the pinned path, from the top. If nothing is copied,
-    /// the pin comes back.
-    pub(crate) fn start_write_back(
+    /// Starts to copy this number of pages of a pinned path that the host lacks, from the top. If nothing is copied,
+    /// the pin is returned.
+    pub(super) fn start_write_back(
         &mut self,
         source: DevicePin,
         owner: Option<Handle>,
@@ -285,10 +243,10 @@ impl Scheduler {
             self.cache.begin_write_back(&source, at_end, pages, &mut plan.copy_device_pages);
         let count = arrival.pages();
         if count == 0 {
-            // Making room has merged nodes, and together they are not hit often enough.
+            // Making room has merged nodes, and the merged node is not hit often enough.
             return Err(source);
         }
-        // What is not copied is not kept for the sake of the rest.
+        // Pages that are not copied are not pinned for the others.
         let source = match self.cache.unwritten_pages(&source, at_end) {
             0 => source,
             _ => self.cache.shorten_pin(source, arrival.end_page()),
@@ -306,8 +264,8 @@ impl Scheduler {
         Ok(op)
     }
 
-    /// What arrived sound on host is published, and queued for L3.
-    pub(crate) fn write_back_ended(&mut self, op: OpId, operation: Operation) {
+    /// Publishes the pages that arrived sound on host, and queues their backup.
+    pub(super) fn write_back_ended(&mut self, op: OpId, operation: Operation) {
         let Operation { work, owner, sound_pages, is_stale, .. } = operation;
         let Work::WriteBack { source, arrival, pages } = work else { unreachable!("a write-back") };
         self.cache.end_write_back(&source, &arrival, pages, sound_pages as usize);
@@ -318,10 +276,10 @@ impl Scheduler {
         }
         if let Some(handle) = owner.filter(|&handle| self.waits_for(handle, op)) {
             match self.requests[handle].state() {
-                StateName::WritingBack => self.end(handle, &LifeEvent::Drained),
+                StateName::WritingBack => self.end(handle, LifeEvent::Drained),
                 StateName::Retracted => {
                     let kept = self.cache.pin_host_along(&source);
-                    self.happen(handle, &LifeEvent::Kept(Handover::of(kept)));
+                    self.transition(handle, LifeEvent::Kept(kept));
                 }
                 other => unreachable!("{other:?} waits for no write-back"),
             }

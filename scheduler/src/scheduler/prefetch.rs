@@ -1,68 +1,68 @@
-//! Prefetches: bringing to host what L3 has of a request, from standing in line for a share of the host
-//! to the pages that arrived.
+//! Prefetches: pages of a request are copied from L3 to host, within a share of the host.
 
 use terrace_cache::HostPin;
 use terrace_cache::planted::{Bug, planted};
-use terrace_fsm::{Event as LifeEvent, Handover, OpId, State, StateName, Time};
+use terrace_fsm::{Event as LifeEvent, OpId, State, StateName, Time};
 
+use super::Scheduler;
 use crate::config::{L3Config, PrefetchPolicy, ms};
+use crate::ids::Handle;
+use crate::l3_reads::L3Reads;
 use crate::operations::{Anchor, Operation, Work};
 use crate::plan::{L3Kind, L3Op, Plan};
-use crate::reading::Reading;
-use crate::requests::{Entry, Handle};
-use crate::scheduler::Scheduler;
-use crate::waiting::{Found, Waiting};
+use crate::requests::Entry;
+use crate::wait::{Found, Wait};
 
-/// Whether a prefetch begins.
+/// Decision about a prefetch.
 enum Decision {
-    /// It is not worth it: the request goes on without.
+    /// The prefetch is not worth it: the request continues without.
     Skip,
-    /// There is no room in the share yet.
+    /// The share has no room yet.
     Wait,
-    /// The cache has lost pages that L3 was not asked about.
+    /// The cache has lost pages that the last probe did not cover.
     AskAgain,
-    /// Of so many pages, from the cache's end on.
+    /// Prefetch this number of pages, behind the cached ones.
     Go { pages: u32 },
 }
 
-/// A prefetch begins when the share has room for all of it, or for this part of the share: a large hit comes in pieces,
-/// and neither waits for the whole share nor keeps smaller ones waiting for it.
+/// A prefetch starts when the share has room for all of it, or for this fraction of the share. A large hit is
+/// prefetched in pieces, and neither waits for the whole share nor blocks smaller ones.
 const PIECE_OF_SHARE: u32 = 8;
 
 impl Scheduler {
-    /// The next plan begins the prefetch of what was found, or lets the request wait for its share.
-    pub(crate) fn stand_in_line_to_fetch(&mut self, handle: Handle, found: Found) {
-        let (Some(config), Some(reading)) = (&self.config.l3, &mut self.reading) else { return };
-        reading.was_told_about(handle);
-        self.requests[handle].found = Some(found);
+    /// Queues the prefetch of a hit.
+    pub(super) fn queue_prefetch(&mut self, handle: Handle, found: Found) {
+        let (Some(config), Some(reads)) = (&self.config.l3, &mut self.l3_reads) else { return };
+        reads.queue_prefetch(handle);
+        self.requests[handle].l3.set_found(Some(found));
         let waiting = match config.prefetch {
-            // It runs as soon as there is room, with or without.
-            PrefetchPolicy::BestEffort => Waiting::IN_LINE,
+            // The request runs as soon as there is room, with or without the prefetch.
+            PrefetchPolicy::BestEffort => Wait::ADMISSION,
             PrefetchPolicy::Wait { .. } | PrefetchPolicy::Deadline { .. } => {
-                Waiting::Told { until: self.prefetch_deadline(config, found.pages) }
+                Wait::PrefetchQueued { until: self.prefetch_deadline(config, found.pages) }
             }
         };
         self.requests.wait(handle, waiting);
     }
 
-    /// Whether a request goes on waiting in line while its prefetch is under way, after its time.
-    pub(crate) fn fetches_in_line(&self, handle: Handle) -> bool {
+    /// Returns true if a request is queued for admission while its late prefetch continues.
+    pub(super) fn fetches_in_line(&self, handle: Handle) -> bool {
         let is_best_effort =
             self.config.l3.as_ref().is_some_and(|l3| l3.prefetch == PrefetchPolicy::BestEffort);
         is_best_effort && self.requests[handle].state() == StateName::Prefetching
     }
 
-    /// Fetches what L3 has and the cache still lacks, in the order in which that was learnt: the match is made again,
-    /// here and now. A request that is in line by then has its turn too, until it runs.
-    pub(crate) fn plan_prefetches(&mut self, plan: &mut Plan) {
-        while let Some(handle) = self.reading.as_ref().and_then(Reading::first_told) {
+    /// Starts queued prefetches of pages that the cache still lacks. The cache is matched again. Requests that are
+    /// queued for admission meanwhile keep their turn until they run.
+    pub(super) fn plan_prefetches(&mut self, plan: &mut Plan) {
+        while let Some(handle) = self.l3_reads.as_ref().and_then(L3Reads::next_prefetch) {
             let found = self.requests.get(handle).and_then(Entry::awaits_fetch);
             let decided = found.map(|found| (found, self.decide_prefetch(handle, found)));
             if matches!(decided, Some((_, Decision::Wait))) {
                 return;
             }
-            if let Some(reading) = &mut self.reading {
-                reading.next_told();
+            if let Some(reads) = &mut self.l3_reads {
+                reads.pop_prefetch();
             }
             match decided {
                 Some((found, Decision::Go { pages })) => {
@@ -72,8 +72,8 @@ impl Scheduler {
                     }
                 }
                 Some((_, Decision::AskAgain)) => {
-                    self.requests[handle].found = None;
-                    self.ask_again(handle);
+                    self.requests[handle].l3.set_found(None);
+                    self.probe_again(handle);
                 }
                 Some((_, Decision::Skip | Decision::Wait)) => self.go_on_without_fetch(handle),
                 None => {}
@@ -88,7 +88,15 @@ impl Scheduler {
         if start_page < found.start_page {
             return match entry.state() {
                 StateName::Submitted | StateName::Retracted => Decision::AskAgain,
-                _ => Decision::Skip,
+                StateName::Prefetching
+                | StateName::PrefetchDone
+                | StateName::Prefilling
+                | StateName::Decoding
+                | StateName::Draining
+                | StateName::WritingBack
+                | StateName::Finished
+                | StateName::Aborted
+                | StateName::Failed => Decision::Skip,
             };
         }
         let pages = found.end_page() - start_page;
@@ -97,17 +105,17 @@ impl Scheduler {
         }
         if !self.rates.prefetch_pays(pages, pages * self.config.cache.page_size) {
             self.stats.prefetches_priced_out += 1;
-            self.rates.forgive_prefetch();
+            self.rates.decay_prefetch_estimate();
             return Decision::Skip;
         }
-        // Either may be over before the request is admitted.
-        if !self.prefetches_may_begin() || self.is_coming(handle, start_page) {
-            self.requests[handle].asked = None;
+        // The request may be probed for again before it is admitted.
+        if !self.prefetches_may_begin() || self.has_producer(handle, start_page) {
+            self.requests[handle].l3.forget_probe();
             return Decision::Skip;
         }
-        let Some(reading) = &self.reading else { return Decision::Skip };
+        let Some(reads) = &self.l3_reads else { return Decision::Skip };
         let share = self.prefetch_share(config);
-        let in_use = self.operations.counts().prefetches.in_flight_pages + reading.waiting_pages();
+        let in_use = self.operations.counts().prefetches.in_flight_pages + reads.held_pages();
         let in_share = share.saturating_sub(in_use);
         let piece_min = match planted(Bug::WaitForWholeShare) {
             true => share,
@@ -119,7 +127,7 @@ impl Scheduler {
         Decision::Go { pages: pages.min(in_share) }
     }
 
-    /// How long a request waits for a prefetch of so many pages, from now.
+    /// End of a request's wait for a prefetch of this size.
     fn prefetch_deadline(&self, config: &L3Config, pages: u32) -> Time {
         match config.prefetch {
             PrefetchPolicy::BestEffort => self.now.after(self.rates.prefetch_time(pages)),
@@ -131,31 +139,30 @@ impl Scheduler {
         }
     }
 
-    /// Whether L3 delivers, as far as is known: it is not in back-off, and does not hold too many pages
-    /// that nobody waits for any more.
-    pub(crate) fn prefetches_may_begin(&self) -> bool {
-        let (Some(config), Some(reading)) = (&self.config.l3, &self.reading) else { return false };
+    /// Returns true if L3 is not in back-off and does not hold too many pages that no request waits for.
+    pub(super) fn prefetches_may_begin(&self) -> bool {
+        let (Some(config), Some(reads)) = (&self.config.l3, &self.l3_reads) else { return false };
         let half_of_share = (self.prefetch_share(config) / 2).max(1);
         let quarantine_max = config.quarantine_pages_max.min(half_of_share);
-        reading.may_prefetch(self.now)
+        reads.may_prefetch(self.now)
             && self.operations.counts().prefetches.quarantined_pages < quarantine_max
     }
 
-    /// Host pages that prefetches may hold.
+    /// Maximum number of host pages that prefetches hold.
     fn prefetch_share(&self, config: &L3Config) -> u32 {
         let most_of_host = self.config.most_of_host().max(config.prefetch_threshold_pages);
         config.prefetch_pages_max.min(most_of_host)
     }
 
-    /// Begins to fetch at most `pages` of what was found. The rest follows in pieces. Returns false if the host has
-    /// no room now: the request stays the first of those that wait.
+    /// Starts to prefetch at most `pages` of a hit; the rest follows in pieces. Returns false if the host has no
+    /// room: the request stays the first in the queue.
     fn start_prefetch(&mut self, handle: Handle, told: Found, pages: u32, plan: &mut Plan) -> bool {
         let Some(config) = &self.config.l3 else { return true };
         let threshold = config.prefetch_threshold_pages;
         let entry = &self.requests[handle];
         let namespace = entry.sequence.root();
         let found = self.cache.lookup(&entry.sequence, self.cacheable_pages(handle));
-        // Pins first: making room must not evict what the pages will continue.
+        // Pins first: making room must not evict the path before the pages.
         let anchor = self.cache.pin_host(namespace, found.host);
         let start_page = anchor.depth();
         let wanted = match planted(Bug::FetchFewPages) {
@@ -165,8 +172,8 @@ impl Scheduler {
         let pages = self.make_host_room(wanted as usize) as u32;
         if pages < threshold {
             self.cache.unpin_host(anchor);
-            if let Some(reading) = &mut self.reading {
-                reading.is_told_first(handle);
+            if let Some(reads) = &mut self.l3_reads {
+                reads.queue_prefetch_first(handle);
             }
             return false;
         }
@@ -175,7 +182,7 @@ impl Scheduler {
             pages: told.end_page().saturating_sub(start_page + pages),
         };
         let comes_in_pieces = rest.pages >= threshold && !planted(Bug::FetchOnePiece);
-        self.requests[handle].found = comes_in_pieces.then_some(rest);
+        self.requests[handle].l3.set_found(comes_in_pieces.then_some(rest));
         let path = self.cache.pin_again(&anchor);
         let destination = self.cache.take_host_pages(pages as usize).expect("room was made");
         let run = self.requests[handle].sequence.run(start_page, start_page + pages).keep();
@@ -199,12 +206,11 @@ impl Scheduler {
             keys: first_key..first_key + pages,
             pages: first_page..first_page + pages,
         });
-        let path = Handover::of(path);
-        self.happen(handle, &LifeEvent::PrefetchStarted { op, start_page, path });
+        self.transition(handle, LifeEvent::PrefetchStarted { op, start_page, path });
         self.announce(handle, start_page);
         let waiting = match planted(Bug::CallOffBestEffort) && self.fetches_in_line(handle) {
-            true => Waiting::IN_LINE,
-            false => Waiting::Fetching { until: self.fetch_deadline(pages) },
+            true => Wait::ADMISSION,
+            false => Wait::Prefetch { until: self.fetch_deadline(pages) },
         };
         self.requests.wait(handle, waiting);
         true
@@ -216,58 +222,58 @@ impl Scheduler {
 
     // ---- pieces behind the first ----
 
-    /// Lets a request that computes wait for the next piece of what L3 has of it, once all that the host has is
-    /// loaded.
-    pub(crate) fn fetch_on(&mut self, handle: Handle) {
+    /// Lets a computing request wait for the next piece of its hit, once all its pages on host are loaded.
+    pub(super) fn continue_prefetch(&mut self, handle: Handle) {
         let entry = &self.requests[handle];
-        let (Some(found), State::Prefilling(computing)) = (entry.found, entry.life.state()) else {
+        let (Some(found), State::Prefilling(computing)) = (entry.l3.found(), entry.life.state())
+        else {
             return;
         };
         let page_size = self.config.cache.page_size;
         let is_between_pages = entry.computed_tokens == computing.path.depth() * page_size;
-        let waits =
-            computing.transfer.is_some() || !matches!(entry.waiting(), Waiting::Computing { .. });
-        if waits || entry.loads_on || !is_between_pages || self.steps.have(entry) {
+        let waits = computing.transfer.is_some() || !matches!(entry.wait(), Wait::Step { .. });
+        if waits || entry.loads_more || !is_between_pages || self.steps.have(entry) {
             return;
         }
-        // Its next piece takes the place of the one before.
+        // The next piece takes the place of the one before.
         self.release_fetched(handle);
-        if let Some(reading) = &mut self.reading {
-            reading.is_told_first(handle);
+        if let Some(reads) = &mut self.l3_reads {
+            reads.queue_prefetch_first(handle);
         }
-        self.requests.wait(handle, Waiting::Told { until: self.fetch_deadline(found.pages) });
+        self.requests
+            .wait(handle, Wait::PrefetchQueued { until: self.fetch_deadline(found.pages) });
     }
 
-    /// The request does not wait for its share of the prefetches any more.
-    pub(crate) fn stop_waiting_for_share(&mut self, handle: Handle) {
+    /// Ends the wait for a share of the prefetches.
+    pub(super) fn end_prefetch_wait(&mut self, handle: Handle) {
         let computes = self.requests[handle].life.state().computing().is_some();
         if computes || planted(Bug::ForgetHitsAtTimeout) {
             self.go_on_without_fetch(handle);
         } else {
-            // The share may have room before the request is admitted.
-            self.requests.wait(handle, Waiting::IN_LINE);
+            // The share may have room before the admission.
+            self.requests.wait(handle, Wait::ADMISSION);
         }
     }
 
-    /// The request computes what L3 has not brought so far.
+    /// Lets the request compute the pages that are not prefetched.
     fn go_on_without_fetch(&mut self, handle: Handle) {
         self.forget_found(handle);
         let waiting = match self.requests[handle].life.state().computing() {
-            Some(_) => Waiting::COMPUTING,
-            None => Waiting::IN_LINE,
+            Some(_) => Wait::STEP,
+            None => Wait::ADMISSION,
         };
         self.requests.wait(handle, waiting);
     }
 
-    /// Nothing more is fetched for the request.
-    pub(crate) fn forget_found(&mut self, handle: Handle) {
-        if let Some(found) = self.requests[handle].found.take() {
+    /// Gives up the pages that are not prefetched.
+    pub(super) fn forget_found(&mut self, handle: Handle) {
+        if let Some(found) = self.requests[handle].l3.take_found() {
             self.stats.prefetch_shortened_pages += u64::from(found.pages);
         }
     }
 
-    /// Inserts what arrived sound where it belongs, whoever still waits for it.
-    pub(crate) fn prefetch_ended(&mut self, op: OpId, operation: Operation) {
+    /// Inserts the sound pages of a prefetch that has ended into the tree, even if no request waits for them.
+    pub(super) fn prefetch_ended(&mut self, op: OpId, operation: Operation) {
         let is_telling = operation.is_telling();
         let Operation { work, owner, started, sound_pages, is_stale, .. } = operation;
         let Operation { failed, corrupt, called_off, .. } = operation;
@@ -277,18 +283,18 @@ impl Scheduler {
         let keys = run.keys();
         let believed = planted(Bug::BelieveWholePrefetch);
         let sound = if believed { keys.len() } else { sound_pages as usize };
-        if let Some(reading) = &mut self.reading {
-            reading.note_prefetch(failed || corrupt, is_telling, self.now);
-            keys.iter().take(sound).for_each(|key| reading.is_there(key));
+        if let Some(reads) = &mut self.l3_reads {
+            reads.note_prefetch(failed || corrupt, is_telling, self.now);
+            keys.iter().take(sound).for_each(|key| reads.note_present(key));
             if let Some(undelivered) = keys.get(sound).filter(|_| !called_off) {
-                reading.is_missing(undelivered, self.now);
+                reads.note_missing(undelivered, self.now);
             }
         }
         let measured = (sound > 0 && owner.is_some()).then_some(sound_pages);
         self.rates.prefetch_ended(started, self.now, measured);
         self.cache.give_host_pages(pages.split_off(sound));
         let Some(mut anchor) = self.regain(anchor) else {
-            // Nobody waited, and what these pages continue is gone.
+            // No request waited, and the path before these pages is evicted.
             self.cache.give_host_pages(pages);
             return;
         };
@@ -298,34 +304,30 @@ impl Scheduler {
             Some(handle) => {
                 let entry = &mut self.requests[handle];
                 let end_page = start_page + sound_pages;
-                entry.fetched = match entry.fetched.end == start_page {
-                    true => entry.fetched.start..end_page,
-                    false => start_page..end_page,
-                };
-                entry.held_pages += sound_pages;
+                entry.l3.note_fetched(start_page..end_page);
                 entry.uncached_tokens = None;
                 if sound < keys.len() {
-                    entry.found = None;
+                    entry.l3.set_found(None);
                     if !called_off {
-                        entry.l3_lacks(end_page);
+                        entry.l3.note_missing(end_page);
                     }
                 }
-                if let Some(reading) = &mut self.reading {
-                    reading.pages_wait(sound_pages);
-                    if entry.found.is_some() {
-                        reading.is_told_first(handle);
+                if let Some(reads) = &mut self.l3_reads {
+                    reads.hold_pages(sound_pages);
+                    if entry.l3.found().is_some() {
+                        reads.queue_prefetch_first(handle);
                     }
                 }
-                let path = Some(Handover::of(anchor));
-                self.happen(handle, &LifeEvent::PrefetchEnded { path });
-                self.fetch_is_over(handle);
+                let path = Some(anchor);
+                self.transition(handle, LifeEvent::PrefetchEnded { path });
+                self.prefetch_settled(handle);
             }
             None if is_stale => self.cache.retire(anchor),
             None => self.cache.unpin_host(anchor),
         }
     }
 
-    /// The pin behind which a prefetch's pages belong, if its prefix is still there.
+    /// Pin of the path before a prefetch's pages, if it is still cached.
     fn regain(&mut self, anchor: Anchor) -> Option<HostPin> {
         match anchor {
             Anchor::Pinned(pin) => Some(pin),
@@ -337,9 +339,8 @@ impl Scheduler {
         }
     }
 
-    /// Nobody waits for a prefetch any more: it keeps its destination, but no longer the pages that
-    /// it would continue.
-    pub(crate) fn loosen_anchor(&mut self, handle: Handle, op: OpId) {
+    /// Releases the path before the pages of a prefetch that no request waits for. Its destination stays.
+    pub(super) fn loosen_anchor(&mut self, handle: Handle, op: OpId) {
         let sequence = &self.requests[handle].sequence;
         let Some(anchor) = self.operations.anchor(op) else { return };
         if let Anchor::Pinned(pin) = anchor {
@@ -351,50 +352,50 @@ impl Scheduler {
         }
     }
 
-    /// The request does not wait for its prefetch any more: it may be admitted, or loads what was brought.
-    pub(crate) fn fetch_is_over(&mut self, handle: Handle) {
+    /// Ends the wait for a prefetch: the request is queued for admission, or loads the pages.
+    pub(super) fn prefetch_settled(&mut self, handle: Handle) {
         if self.requests[handle].life.state().computing().is_some() {
-            self.requests[handle].loads_on = true;
-            self.requests.wait(handle, Waiting::COMPUTING);
+            self.requests[handle].loads_more = true;
+            self.requests.wait(handle, Wait::STEP);
             self.start_sharing(handle);
         } else {
             self.stop_sharing(handle);
             if !planted(Bug::WaitOutDeadlines) {
-                self.requests.wait(handle, Waiting::IN_LINE);
+                self.requests.wait(handle, Wait::ADMISSION);
             }
         }
     }
 
-    /// The request is admitted, or loads what L3 brought for it. It keeps its part of the share if there is more to
-    /// fetch: those that wait for its slot could take it, and use it only behind it.
-    pub(crate) fn release_share(&mut self, handle: Handle) {
-        if self.requests[handle].found.is_none() {
+    /// Releases the request's part of the share when it is admitted or loads its pages, unless there is more to
+    /// prefetch: requests that wait for its slot would use that part only after it.
+    pub(super) fn release_share(&mut self, handle: Handle) {
+        if self.requests[handle].l3.found().is_none() {
             self.release_fetched(handle);
         }
     }
 
-    /// Pages that L3 brought for the request do not wait on host for it any more.
-    pub(crate) fn release_fetched(&mut self, handle: Handle) {
-        let held_pages = std::mem::take(&mut self.requests[handle].held_pages);
-        if let Some(reading) = &mut self.reading {
-            reading.pages_wait_no_more(held_pages);
+    /// Stops counting the prefetched pages of a request.
+    pub(super) fn release_fetched(&mut self, handle: Handle) {
+        let held_pages = self.requests[handle].l3.release_held();
+        if let Some(reads) = &mut self.l3_reads {
+            reads.release_pages(held_pages);
         }
     }
 }
 
 impl Entry {
-    /// What L3 has of the request, if a prefetch of that may begin.
+    /// Hit in L3, if its prefetch may start.
     fn awaits_fetch(&self) -> Option<Found> {
         let is_free = self.life.state().operation().is_none();
-        let waits = match self.waiting() {
-            Waiting::Told { .. } | Waiting::InLine { .. } | Waiting::Parked { .. } => true,
-            Waiting::ToAsk
-            | Waiting::Asking { .. }
-            | Waiting::Fetching { .. }
-            | Waiting::Loading { .. }
-            | Waiting::Computing { .. }
-            | Waiting::Draining { .. } => false,
+        let waits = match self.wait() {
+            Wait::PrefetchQueued { .. } | Wait::Admission { .. } | Wait::Deferred { .. } => true,
+            Wait::ProbeQueued
+            | Wait::Probe { .. }
+            | Wait::Prefetch { .. }
+            | Wait::LoadBack { .. }
+            | Wait::Step { .. }
+            | Wait::WriteBack { .. } => false,
         };
-        self.found.filter(|_| is_free && waits)
+        self.l3.found().filter(|_| is_free && waits)
     }
 }

@@ -1,48 +1,51 @@
-//! Admission: who gets a slot and memory.
+//! Admission: requests get a slot and memory.
 
 use terrace_cache::planted::{Bug, planted};
 use terrace_cache::{Depths, DevicePin, HostPin, Match, Reach};
-use terrace_fsm::{Computing, Event as LifeEvent, Handover, StateName};
+use terrace_fsm::{Computing, Event as LifeEvent, StateName};
 
+use super::Scheduler;
+use crate::candidates::collect_candidates;
 use crate::config::{Config, ms};
-use crate::pace::work;
+use crate::ids::Handle;
+use crate::patience::Patience;
 use crate::plan::Plan;
-use crate::requests::{Entry, Handle};
-use crate::scheduler::Scheduler;
-use crate::waiting::Waiting;
+use crate::prompt_cost::prompt_cost;
+use crate::requests::Entry;
+use crate::wait::Wait;
 
-/// What came of trying to admit a request.
+/// Result of an attempt to admit a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Tried {
+pub(super) enum Tried {
     Admitted,
-    /// There is not enough memory.
+    /// Memory is short.
     Blocked,
-    /// Another request computes or loads its prefix: it waits for that.
+    /// The request waits for an event.
     Deferred,
 }
 
-/// What an admitted request keeps of what was found.
+/// Pins of the cached pages of an admitted request.
 struct Pins {
     path: DevicePin,
-    /// The pages that are loaded at once.
+    /// Pages that are loaded first.
     source: Option<HostPin>,
-    /// All pages on host, if some of them are loaded later.
+    /// All pages on host, if some are loaded later.
     unloaded: Option<HostPin>,
 }
 
 impl Scheduler {
-    /// Admits waiting requests while there are slots, memory and tokens to compute; with `from`, only
-    /// those of at least this priority.
-    pub(crate) fn admit(&mut self, plan: &mut Plan, from: Option<i32>, mut tokens_left: u32) {
-        if self.requests.line().is_empty() || self.batch.free_slots().is_empty() {
+    /// Admits queued requests while there are slots, memory and tokens to compute; with `from`, only those of at
+    /// least this priority.
+    pub(super) fn admit(&mut self, plan: &mut Plan, from: Option<i32>, mut tokens_left: u32) {
+        if self.requests.queue().is_empty() || self.batch.free_slots().is_empty() {
             return;
         }
         let mut candidates = std::mem::take(&mut self.candidates);
         let wait_max = ms(self.config.queue.wait_max_ms);
         let overdue = self.now.before(wait_max);
         let (queue, requests, cache) = (&self.config.queue, &self.requests, &self.cache);
-        requests.line().candidates(queue, overdue, requests, cache, &mut candidates);
-        // Whether an earlier request waits for memory.
+        collect_candidates(queue, overdue, requests, cache, &mut candidates);
+        // True once an earlier request waits for memory.
         let mut is_behind = false;
         let mut rest = candidates.iter();
         while let Some(candidate) = rest.next() {
@@ -56,15 +59,15 @@ impl Scheduler {
             }
             let mut tried = self.try_admit(handle, 0, plan);
             if tried == Tried::Blocked && !is_behind && self.only_waiting_hold_memory() {
-                // Only those who wait hold memory: they give it up, and the first goes ahead.
-                self.yield_waiting_pins(handle);
+                // Only waiting requests hold memory: they release it, and the first one is admitted.
+                self.release_waiting_pins(handle);
                 tried = self.try_admit(handle, 0, plan);
             }
             match tried {
                 Tried::Admitted => {
                     let entry = &self.requests[handle];
                     let (start, end) = (entry.found_tokens(), entry.prefill_end);
-                    let to_compute = work(&self.config.batch, start, end - start);
+                    let to_compute = prompt_cost(&self.config.batch, start, end - start);
                     let loads = entry.life.state().operation().is_some();
                     if !loads || self.computes_while_loading(entry) {
                         tokens_left = tokens_left.saturating_sub(to_compute);
@@ -89,28 +92,28 @@ impl Scheduler {
         self.batch.running().is_empty() && self.pages_making_room() == 0
     }
 
-    /// Admits a request if so many pages can be had besides its own, or defers it.
-    pub(crate) fn try_admit(
+    /// Admits a request if its pages and `spare_pages` more are available, or defers it.
+    pub(super) fn try_admit(
         &mut self,
         handle: Handle,
         spare_pages: usize,
         plan: &mut Plan,
     ) -> Tried {
-        if let Some(wake) = self.waits_for_adapter(handle) {
-            self.park(handle, None, wake);
+        if let Some(wake) = self.adapter_wait(handle) {
+            self.defer(handle, None, wake);
             return Tried::Deferred;
         }
-        let seen = self.glance(handle);
+        let seen = self.match_depths(handle);
         self.note_uncached(handle, seen.host);
-        if self.waits_for_another(handle, seen)
-            || self.ask_l3_now(handle, seen.host, plan)
-            || self.waits_for_share(handle, seen)
+        if self.defer_for_producer(handle, seen)
+            || self.probe_before_admission(handle, seen.host, plan)
+            || self.defer_for_share(handle, seen)
         {
             return Tried::Deferred;
         }
         let spare_pages = spare_pages + self.reserved_pages();
         if !self.may_fit(self.new_pages(handle, seen) + spare_pages) {
-            // Whoever waits for memory is here at every step: its tokens are not compared each time.
+            // Requests that wait for memory are tried in every step: their tokens are not compared each time.
             self.wake_when_room_is_late(handle);
             return Tried::Blocked;
         }
@@ -127,7 +130,7 @@ impl Scheduler {
         };
         let new_pages = self.new_pages(handle, depths);
 
-        // Pins first: making room must not evict what was just found.
+        // Pins first: making room must not evict the pages that were found.
         let source = (load_pages > 0).then(|| {
             let end = depths.device + load_pages;
             let at = match end < depths.host {
@@ -137,10 +140,10 @@ impl Scheduler {
             self.cache.pin_host(namespace, at)
         });
         let on_host = depths.host - depths.device;
-        let loads_on = pays && load_pages < on_host;
-        let unloaded = loads_on.then(|| self.cache.pin_host(namespace, found.host));
+        let loads_more = pays && load_pages < on_host;
+        let unloaded = loads_more.then(|| self.cache.pin_host(namespace, found.host));
         let path = self.cache.pin_device(namespace, found.device);
-        // What was just pinned is not available any more.
+        // Pages that were just pinned are not available any more.
         if !self.may_fit(new_pages + spare_pages) || !self.make_room(handle, new_pages, plan) {
             self.cache.unpin_device(path);
             source.into_iter().chain(unloaded).for_each(|pin| self.cache.unpin_host(pin));
@@ -148,15 +151,15 @@ impl Scheduler {
             return Tried::Blocked;
         }
         if !pays && loadable_pages > 0 {
-            self.rates.forgive_load_back();
+            self.rates.decay_load_back_estimate();
         }
-        // What L3 has besides comes in further pieces, behind those that it has brought.
-        let fetches_on = load_pages > 0 && self.requests[handle].held_pages > 0;
+        // The rest of the pages in L3 is prefetched in further pieces, behind those on host.
+        let fetches_on = load_pages > 0 && self.requests[handle].l3.held_pages() > 0;
         if !fetches_on {
             self.forget_found(handle);
         }
         let entry = &mut self.requests[handle];
-        entry.loads_on = loads_on || entry.found.is_some();
+        entry.loads_more = loads_more || entry.l3.found().is_some();
         self.grant(handle, Pins { path, source, unloaded }, load_pages, new_pages, plan);
         Tried::Admitted
     }
@@ -178,26 +181,23 @@ impl Scheduler {
         self.release_share(handle);
 
         let entry = &mut self.requests[handle];
-        let is_first = !entry.admitted_before;
+        let device_tokens = path.depth() * self.config.cache.page_size;
+        let is_first = entry.hit_count.admit(device_tokens);
         if is_first {
-            entry.hits.device_tokens = path.depth() * self.config.cache.page_size;
             self.stats.prompt_tokens += u64::from(entry.prompt_tokens);
-            self.stats.device_hit_tokens += u64::from(entry.hits.device_tokens);
+            self.stats.device_hit_tokens += u64::from(device_tokens);
         }
-        entry.counts_loaded = is_first;
-        entry.admitted_before = true;
-        entry.sharing = None;
-        (entry.waited_for_room, entry.waited_for_share) = (false, false);
+        entry.patience = Patience::default();
         if !planted(Bug::KeepRowOfRetracted) {
             entry.row_entries = 0;
         }
         entry.stalled = false;
-        entry.computed_tokens = path.depth() * self.config.cache.page_size;
+        entry.computed_tokens = device_tokens;
         entry.prefill_end = entry.tokens();
         entry.sequence.reserve(handle.room_for_answer(entry.remaining_tokens));
-        // Each running request may need a node for what it decodes, and later another.
+        // Each running request may need a node for its decoded pages, and later another.
         self.cache.set_aside(2 * (self.batch.running().len() + 1));
-        let (priority, writes) = (entry.priority, entry.writes);
+        let (priority, writes) = (entry.priority, entry.options.writes);
         match &source {
             Some(source) => {
                 self.cache.touch_host(source, is_first, priority);
@@ -216,7 +216,7 @@ impl Scheduler {
         });
         let slot = self.batch.take_slot().expect("a slot is free");
         let computing = Computing { slot, path, tail, transfer: load_back, unloaded };
-        self.happen(handle, &LifeEvent::Admitted(Handover::of(computing)));
+        self.transition(handle, LifeEvent::Admitted(computing));
         self.batch.join(handle, slot);
         let adapter = self.requests[handle].adapter;
         if self.adapters.starts(adapter) {
@@ -224,16 +224,16 @@ impl Scheduler {
         }
         let loads_until = self.now.after(ms(self.config.copies.load_back_timeout_ms));
         let waiting = match load_back {
-            Some(_) => Waiting::Loading { until: loads_until },
-            None => Waiting::COMPUTING,
+            Some(_) => Wait::LoadBack { until: loads_until },
+            None => Wait::STEP,
         };
         self.requests.limit_start(handle, None);
         self.requests.wait(handle, waiting);
         self.start_sharing(handle);
     }
 
-    /// How much of the request can be had from the tiers that it reads.
-    pub(crate) fn find(&self, handle: Handle) -> Match {
+    /// Matches the request's pages in the tiers that it reads.
+    pub(super) fn find(&self, handle: Handle) -> Match {
         let entry = &self.requests[handle];
         let found = self.cache.lookup(&entry.sequence, self.cacheable_pages(handle));
         match entry.may_read(Reach::Host) {
@@ -242,8 +242,8 @@ impl Scheduler {
         }
     }
 
-    /// How much of the request can be had from the tiers that it reads, by keys alone: enough to decide by.
-    pub(crate) fn glance(&self, handle: Handle) -> Depths {
+    /// Matches the request's pages in the tiers that it reads by keys alone, which is enough for decisions.
+    pub(super) fn match_depths(&self, handle: Handle) -> Depths {
         let entry = &self.requests[handle];
         let seen = self.cache.depths(&entry.sequence, self.cacheable_pages(handle));
         match entry.may_read(Reach::Host) {
@@ -252,13 +252,13 @@ impl Scheduler {
         }
     }
 
-    /// Device pages that the request needs besides those found.
-    pub(crate) fn new_pages(&self, handle: Handle, found: Depths) -> usize {
+    /// Number of device pages that the request needs besides those found.
+    pub(super) fn new_pages(&self, handle: Handle, found: Depths) -> usize {
         self.prefill_pages(handle) - found.device as usize
     }
 
-    /// Device pages that are kept for what runs already.
-    pub(crate) fn reserved_pages(&self) -> usize {
+    /// Number of device pages that are reserved for running requests.
+    pub(super) fn reserved_pages(&self) -> usize {
         self.batch.running().len() * self.config.batch.decode_reserve_pages as usize
     }
 
@@ -266,9 +266,9 @@ impl Scheduler {
         pages <= self.cache.usage().device.available_pages()
     }
 
-    /// Pages of the request that may come from the cache. At least one token is computed, for there
-    /// must be something to produce the next from.
-    pub(crate) fn cacheable_pages(&self, handle: Handle) -> u32 {
+    /// Number of pages of the request that may come from the cache. At least one token is computed, to produce the
+    /// next one from.
+    pub(super) fn cacheable_pages(&self, handle: Handle) -> u32 {
         let entry = &self.requests[handle];
         if !entry.takes_hits() {
             return 0;
@@ -277,7 +277,7 @@ impl Scheduler {
     }
 }
 
-/// The end of all tokens there are and of the first decode: so far its pages go from the start.
-pub(crate) fn prefill_end(config: &Config, entry: &Entry) -> u32 {
+/// End of the known tokens and of the first decode: the request gets pages up to here at the start.
+pub(super) fn prefill_end(config: &Config, entry: &Entry) -> u32 {
     entry.tokens() + config.batch.decode_tokens.min(entry.remaining_tokens.saturating_sub(1))
 }

@@ -35,7 +35,6 @@ fn store() -> StoreStats {
         ]
         .concat(),
         guard: Some(GuardStats::default()),
-        release: None,
     }
 }
 

@@ -57,7 +57,7 @@ impl<S: Store> Bench<S> {
     }
 }
 
-/// Freed objects stayed until their lease ended, so memory held five minutes of consumed objects and
+/// Failure: freed objects stayed until their lease ended, so memory held five minutes of consumed objects and
 /// eviction then took objects in use. Here a final removal frees at once, whatever the leases say:
 /// memory use follows concurrency, not the lease duration.
 #[tokio::test(start_paused = true)]
@@ -70,8 +70,8 @@ async fn f33_memory_follows_concurrency_and_not_the_lease_time() {
 
 const IN_FLIGHT: u64 = 6;
 
-/// Objects are put, found, read and removed, one each 100 ms, a few in flight at a time; none is ever
-/// lost before its removal. Answers the most that were resident at once.
+/// Puts, looks up, reads and removes one object each 100 ms, with a few in flight; none may be lost
+/// before its removal. Returns the largest number of resident objects.
 async fn most_resident_objects(lease_ttl_ms: u64) -> u64 {
     let bench = Bench::new(memory_store(16, lease_ttl_ms), None);
     let resident = || bench.store.stats().memory.unwrap().resident_bytes / BYTES as u64;
@@ -91,7 +91,8 @@ async fn most_resident_objects(lease_ttl_ms: u64) -> u64 {
     let stats = bench.store.stats();
     assert!(stats.memory.unwrap().leases > 0, "leases were granted");
     assert_eq!(stats.memory.unwrap().evicted, 0);
-    bench.free(&pages(300)[(300 - IN_FLIGHT) as usize..]).await;
+    // The last turn has removed all but these.
+    bench.free(&pages(300)[(300 - IN_FLIGHT + 1) as usize..]).await;
     assert_eq!(resident(), 0);
     most
 }

@@ -207,44 +207,87 @@ impl StateName {
     /// State after an event; `None` if the event is illegal in this state. This is the only transition table: the
     /// state machine checks every event against it.
     #[must_use]
+    #[inline]
     pub fn after(self, event: EventName) -> Option<StateName> {
-        use EventName as E;
+        AFTER[event as usize][self as usize]
+    }
+}
+
+/// States after each event, by event and state.
+const AFTER: [[Option<StateName>; StateName::ALL.len()]; EventName::ALL.len()] = {
+    let mut after = [[None; StateName::ALL.len()]; EventName::ALL.len()];
+    let mut event = 0;
+    while event < after.len() {
+        let transitions = EventName::ALL[event].transitions();
+        let mut nth = 0;
+        while nth < transitions.len() {
+            let (from, to) = transitions[nth];
+            after[EventName::ALL[event] as usize][from as usize] = Some(to);
+            nth += 1;
+        }
+        event += 1;
+    }
+    after
+};
+
+impl EventName {
+    /// States in which the event is legal, each with the state after it.
+    const fn transitions(self) -> &'static [(StateName, StateName)] {
         use StateName as S;
-        let table: &[(StateName, StateName)] = match event {
-            E::ProbeStarted | E::ProbeEnded => {
+        match self {
+            Self::ProbeStarted | Self::ProbeEnded => {
                 &[(S::Submitted, S::Submitted), (S::Retracted, S::Retracted)]
             }
-            E::PrefetchStarted => &[
+            Self::PrefetchStarted => &[
                 (S::Submitted, S::Prefetching),
                 (S::PrefetchDone, S::Prefetching),
                 (S::Retracted, S::Prefetching),
                 (S::Prefilling, S::Prefilling),
             ],
-            E::PrefetchEnded => {
+            Self::PrefetchEnded => {
                 &[(S::Prefetching, S::PrefetchDone), (S::Prefilling, S::Prefilling)]
             }
-            E::PinsYielded => &[
+            Self::PinsYielded => &[
                 (S::Prefetching, S::Prefetching),
                 (S::PrefetchDone, S::PrefetchDone),
                 (S::Prefilling, S::Prefilling),
                 (S::Retracted, S::Retracted),
             ],
-            E::Admitted => &[
+            Self::Admitted => &[
                 (S::Submitted, S::Prefilling),
                 (S::PrefetchDone, S::Prefilling),
                 (S::Retracted, S::Prefilling),
             ],
-            E::Grow | E::Computed => &[(S::Decoding, S::Decoding), (S::Prefilling, S::Prefilling)],
-            E::LoadBackStarted | E::LoadBackEnded => &[(S::Prefilling, S::Prefilling)],
-            E::PrefillEnded => &[(S::Prefilling, S::Decoding)],
-            E::Retracted => &[(S::Prefilling, S::Retracted), (S::Decoding, S::Retracted)],
-            E::Kept => &[(S::Retracted, S::Retracted)],
-            E::Completed => &[(S::Prefilling, S::Draining), (S::Decoding, S::Draining)],
-            E::WriteBackStarted => &[(S::Draining, S::WritingBack)],
-            E::Drained => &[(S::Draining, S::Finished), (S::WritingBack, S::Finished)],
-            E::Abort => return (!self.is_end()).then_some(S::Aborted),
-            E::Fail => return (!self.is_end()).then_some(S::Failed),
-        };
-        table.iter().find(|(from, _)| *from == self).map(|&(_, to)| to)
+            Self::Grow | Self::Computed => {
+                &[(S::Decoding, S::Decoding), (S::Prefilling, S::Prefilling)]
+            }
+            Self::LoadBackStarted | Self::LoadBackEnded => &[(S::Prefilling, S::Prefilling)],
+            Self::PrefillEnded => &[(S::Prefilling, S::Decoding)],
+            Self::Retracted => &[(S::Prefilling, S::Retracted), (S::Decoding, S::Retracted)],
+            Self::Kept => &[(S::Retracted, S::Retracted)],
+            Self::Completed => &[(S::Prefilling, S::Draining), (S::Decoding, S::Draining)],
+            Self::WriteBackStarted => &[(S::Draining, S::WritingBack)],
+            Self::Drained => &[(S::Draining, S::Finished), (S::WritingBack, S::Finished)],
+            Self::Abort => &[
+                (S::Submitted, S::Aborted),
+                (S::Prefetching, S::Aborted),
+                (S::PrefetchDone, S::Aborted),
+                (S::Prefilling, S::Aborted),
+                (S::Decoding, S::Aborted),
+                (S::Retracted, S::Aborted),
+                (S::Draining, S::Aborted),
+                (S::WritingBack, S::Aborted),
+            ],
+            Self::Fail => &[
+                (S::Submitted, S::Failed),
+                (S::Prefetching, S::Failed),
+                (S::PrefetchDone, S::Failed),
+                (S::Prefilling, S::Failed),
+                (S::Decoding, S::Failed),
+                (S::Retracted, S::Failed),
+                (S::Draining, S::Failed),
+                (S::WritingBack, S::Failed),
+            ],
+        }
     }
 }

@@ -38,14 +38,13 @@ impl Lifecycle {
     ///
     /// # Panics
     /// If the event is illegal in this state, which is an error in the scheduler.
+    #[inline]
     pub fn handle(&mut self, event: Event<'_>, cache: &mut Cache) -> Change {
         let (from, name) = (self.state().name(), event.name());
-        let expected = from.after(name);
-        assert!(expected.is_some(), "{name:?} is illegal in {from:?}");
+        let Some(to) = from.after(name) else { panic!("{name:?} is illegal in {from:?}") };
         let mut context = Context { cache, event: Some(event), output: Output::Nothing };
         self.machine.handle_with_context(&name, &mut context);
-        let to = self.state().name();
-        debug_assert_eq!(Some(to), expected, "{name:?} in {from:?}");
+        debug_assert_eq!(self.state().name(), to, "{name:?} in {from:?}");
         Change { from, to, output: context.output }
     }
 
@@ -126,6 +125,7 @@ impl blocking::State<Machine> for State {
 
 impl State {
     /// Moves the resources of a legal event.
+    #[inline]
     fn apply(&mut self, event: Event<'_>, context: &mut Context<'_>) -> Outcome<State> {
         let Context { cache, output, .. } = context;
         match event {

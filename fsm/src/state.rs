@@ -154,6 +154,7 @@ impl StateName {
 impl State {
     /// Name of the state.
     #[must_use]
+    #[inline]
     pub fn name(&self) -> StateName {
         match self {
             Self::Submitted { .. } => StateName::Submitted,

@@ -82,11 +82,21 @@ impl Step {
         }
     }
 
-    /// Adds a member and the load-back that it waits for.
-    pub(crate) fn add(&mut self, member: Member, waits_for: Option<OpId>) {
-        let place = self.members.len();
-        self.waits.extend(waits_for.map(|op| (place, op)));
-        self.members.push(member);
+    /// Adds members.
+    pub(crate) fn extend(&mut self, members: impl Iterator<Item = Member>) {
+        self.members.extend(members);
+    }
+
+    /// Adds load-backs that members wait for, by the place of the member.
+    pub(crate) fn extend_waits(&mut self, waits: impl Iterator<Item = (usize, OpId)>) {
+        self.waits.extend(waits);
+    }
+
+    /// Sets the epoch of each member, given its row and itself.
+    pub(crate) fn set_epochs(&mut self, mut epoch: impl FnMut(u32, &Member) -> u16) {
+        for (row, member) in (0..).zip(&mut self.members) {
+            member.epoch = epoch(row, member);
+        }
     }
 
     /// Keeps pages of a request that leaves the batch until the step has ended.

@@ -201,7 +201,7 @@ settings! {
             /// that has no keys starts only on an address of this machine, like 127.0.0.1.
             allow_anonymous: bool = false, "SWITCH" { is_common: true };
             /// Origins of web pages that may send requests from a browser (CORS), separated by commas, for example
-            /// https://example.com; * for all. Operator requests that change the server stay refused for them.
+            /// `https://example.com`; `*` for all. Operator requests that change the server stay refused for them.
             cors_origins: String = String::new(), "ORIGINS" { default_in_words: Some("no other origin") };
             /// A tenant and its API key. Without keys, everybody who can reach the address may send requests. Prefer
             /// TERRACE_API_KEYS, separated by commas, or the file: other users can see command lines.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use terrace_cache::Cache;
 use terrace_cache::planted::{Bug, planted};
-use terrace_fsm::{Event as LifeEvent, FailReason, OpId, RequestId, State};
+use terrace_fsm::{Event as LifeEvent, FailReason, RequestId, Slot, State};
 
 use super::Scheduler;
 use super::admission::prefill_end;
@@ -13,7 +13,7 @@ use crate::event::StepResult;
 use crate::ids::Handle;
 use crate::l3_reads::L3Reads;
 use crate::operations::Operations;
-use crate::plan::{Decode, Plan, RowChange};
+use crate::plan::{Decode, Plan, Prefill, RowChange};
 use crate::prompt_cost::prompt_cost;
 use crate::requests::Entry;
 use crate::results::ResultReader;
@@ -194,56 +194,42 @@ impl Scheduler {
 
     fn begin_step(&mut self, plan: &mut Plan) {
         let mut step = self.steps.new_step(self.now, plan.repeats_max);
-        for place in 0..plan.prefills.len() {
-            let prefill = plan.prefills[place];
-            let member = Member {
-                handle: self.batch.holder(prefill.slot).expect("a member has its slot"),
-                request: prefill.request,
-                start: prefill.start,
-                end: prefill.start + prefill.tokens,
-                tokens_max: prefill.produces_token.into(),
-                is_decode: false,
-                epoch: 0,
-            };
-            self.add_member(&mut step, member, prefill.waits_for, plan);
-        }
+        let holder = |slot: Slot| self.batch.holder(slot).expect("a member has its slot");
+        step.extend(plan.prefills.iter().map(|prefill| Member {
+            handle: holder(prefill.slot),
+            request: prefill.request,
+            start: prefill.start,
+            end: prefill.start + prefill.tokens,
+            tokens_max: prefill.produces_token.into(),
+            is_decode: false,
+            epoch: 0,
+        }));
         let repeats_max = plan.repeats_max;
-        for place in 0..plan.decodes.len() {
-            let decode = plan.decodes[place];
-            let member = Member {
-                handle: self.batch.holder(decode.slot).expect("a member has its slot"),
-                request: decode.request,
-                start: decode.start,
-                end: decode.start + decode.tokens,
-                tokens_max: decode.tokens + repeats_max,
-                is_decode: true,
-                epoch: 0,
-            };
-            self.add_member(&mut step, member, None, plan);
+        step.extend(plan.decodes.iter().map(|decode| Member {
+            handle: holder(decode.slot),
+            request: decode.request,
+            start: decode.start,
+            end: decode.start + decode.tokens,
+            tokens_max: decode.tokens + repeats_max,
+            is_decode: true,
+            epoch: 0,
+        }));
+        let waits = |(place, prefill): (usize, &Prefill)| Some((place, prefill.waits_for?));
+        step.extend_waits(plan.prefills.iter().enumerate().filter_map(waits));
+        for member in step.members() {
+            plan_row(&mut self.requests[member.handle], &self.cache, &self.operations, plan);
+        }
+        if self.steps.go_ahead() {
+            let (id, requests) = (step.id(), &mut self.requests);
+            step.set_epochs(|row, member| {
+                let in_flight = &mut requests[member.handle].in_flight;
+                in_flight.launch(member.tokens(), member.produces_tokens(), id, row)
+            });
         }
         (plan.step, plan.behind) = (Some(step.id()), self.steps.last().map(|before| before.id()));
         self.stats.steps += 1;
         self.steps.launch(step);
         self.cool_pages();
-    }
-
-    /// Adds a request to the step, and the changes of its row to the plan.
-    #[inline]
-    fn add_member(
-        &mut self,
-        step: &mut Step,
-        mut member: Member,
-        waits_for: Option<OpId>,
-        plan: &mut Plan,
-    ) {
-        let entry = &mut self.requests[member.handle];
-        plan_row(entry, &self.cache, &self.operations, plan);
-        if self.steps.go_ahead() {
-            let row = step.members().len() as u32;
-            let (tokens, produces) = (member.tokens(), member.produces_tokens());
-            member.epoch = entry.in_flight.launch(tokens, produces, step.id(), row);
-        }
-        step.add(member, waits_for);
     }
 
     fn cool_pages(&mut self) {

@@ -43,11 +43,15 @@ class _Factory:
 
 
 class KVConnectorFactory(_Factory):
-    register_connector = _Factory._register
+    @classmethod
+    def register_connector(cls, name: str, module_path: str, class_name: str) -> None:
+        cls._register(name, module_path, class_name)
 
 
 class SecondaryTierFactory(_Factory):
-    register_tier = _Factory._register
+    @classmethod
+    def register_tier(cls, name: str, module_path: str, class_name: str) -> None:
+        cls._register(name, module_path, class_name)
 
     @classmethod
     def get_tier_class(cls, tier_config: dict[str, Any]) -> Any:

@@ -137,7 +137,7 @@ fn few_row_products_need_their_barriers_and_fences() {
         ("", "arrive_and_expect(barrier, bytes);"),
         ("", "wait(full + place * 8, taken / PLACE_COUNT % 2);"),
         ("", "begin_products();"),
-        ("follow each other closely.\n                ", "wait_for_products<0>();"),
+        ("back-to-back products.\n                ", "wait_for_products<0>();"),
         ("", "release(place);"),
         ("", "wait(empty + place * 8, (uses - 1) % 2);"),
     ];

@@ -10,7 +10,7 @@ use crate::prefix::PrefixDigest;
 use crate::tier::{Device, DevicePage, DevicePages, Host, HostPage, HostPages, Page, Tier};
 use crate::tree::{NodeId, Tree, is_evictable};
 
-/// Everything that is owned outside the cache, for [`Cache::audit`].
+/// Everything that is owned outside the cache, for [`Cache::audit`](crate::Cache::audit).
 #[derive(Debug, Default)]
 pub struct Claims {
     device_pages: Vec<DevicePage>,
